@@ -54,7 +54,7 @@ def write(
         "dispatch": {"run": "theirs", "gpu.json": "0" * 64},
     }
     run = models.run_of(name)
-    runs_write.create(run, small.model_manifest(plan, **fields, **more))
+    runs_write.create(run, small.model_manifest(plan, **(fields | more)))
     for part, key, rows in small.model_blocks(plan):
         runs_write.add_part(run, part, key, chosen(part, rows))
     if complete:
@@ -168,7 +168,7 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
 
 
 def test_it_is_said_of_which_record_the_launch_of_a_graph_counts(data):
-    write("before", created="2026-11-20")
+    write("before", created="2026-11-20", dispatch={"version": 2, "run": "theirs", "choices": []})
     write("mine", queued=True, plan=PLAN.model_copy(update={"models": [stated.MODELS["llama-64"]]}))
     before, mine = sorted(model.said(shown()).markdown.split("\n\n"))
     assert before.endswith(" Of a CUDA graph, the host's launch counts.")

@@ -145,7 +145,7 @@ def tiny():
         with torch_as_it_was():
             record.record("tiny", studies.load(folder / "tiny.yaml"), "cpu", Quickly(ThreadPoolExecutor(1)))
             plan = stated_models.plan("cpu", ["tiny-llama"], batch=[1], prompt=[8], tokens=3, rounds=2, replicates=2)
-            session_models.record_models("generated", plan, torch.device("cpu"), None, ThreadPoolExecutor(1))
+            session_models.record_models("generated", plan, torch.device("cpu"), {}, ThreadPoolExecutor(1))
         synthetic.write("cut", synthetic.Recipe(study=synthetic.AT_TARGET, shapes=1))
         render.render("tiny")
         yield folder

@@ -93,7 +93,7 @@ def _said(record: Record) -> str:
 
 def _is_replaced(record: Record) -> bool:
     """Whether the dispatch table that a record went by is no longer the one of its device."""
-    used = record.manifest.dispatch
+    used = record.manifest.dispatch or {}
     with suppress(UserError):
         return bool(used) and dispatch.identity(record.manifest.device.name).get("run") != used["run"]
     return True

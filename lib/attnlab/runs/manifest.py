@@ -167,7 +167,8 @@ class ModelFields(Common):
 
     Attributes:
         tick_us: the step of the host's clock.
-        dispatch: the table that `attend` went by, as `dispatch.identity` gives it; empty without one, as on a CPU.
+        dispatch: the table that `attend` went by, as `dispatch.identity` gives it, in older records in full; empty or
+            None without one, as on a CPU.
         queued: whether the host launched a CUDA graph while the device was busy, so that its time doesn't count in the
             step.
     """
@@ -176,7 +177,7 @@ class ModelFields(Common):
     packages_of = ("torch", "transformers")
     tick_us: NotNegative
     plan: Plan
-    dispatch: dict[str, str]
+    dispatch: dict[str, Any] | None
     queued: bool = False
 
 

@@ -88,7 +88,7 @@ def record_models(
         if begun.plan != plan or (plan.text is None) != (own is None):
             goes_on = f"`{command(name, begun.plan)}` goes on with it"
             raise UserError(f"the record {name!r} is of another plan: {goes_on}, or name another with RUN")
-        if begun.dispatch != dispatched:
+        if (begun.dispatch or {}) != dispatched:
             raise Outdated(f"the dispatch table changed since the record {name!r} began: start a new one")
         read.held(run)  # which refuses blocks that were lost or changed, before others are measured
         for job in _jobs(run, begun, device, own):
