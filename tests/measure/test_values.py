@@ -208,6 +208,14 @@ def test_scrambled_inputs_have_other_logits_and_are_the_same_again_bit_for_bit(s
         assert all(torch.equal(bits(tensor), was) for tensor, was in zip(given, before[window], strict=True))
 
 
+def test_scores_change_wherever_the_signs_of_q_and_k_begin(monkeypatch):
+    monkeypatch.setattr("random.SystemRandom.randrange", lambda *_: 0)
+    windows = drawn(EVERY[0])
+    before = logits(windows[0], EVERY[0])
+    with windows.scrambled():
+        assert ((logits(windows[0], EVERY[0]) - before).abs() > 1e-3).double().mean() > 0.5
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
 

@@ -57,7 +57,8 @@ class Windows:
         self._memory = [torch.empty(size, dtype=dtype, device=device) for size in self._sizes()]
         longest = max(memory.shape[0] * memory.shape[2] for memory in self._memory)
         unknown = torch.Generator(device).manual_seed(random.SystemRandom().getrandbits(63))
-        self._signs = 1 - 2 * torch.randint(0, 2, (longest + SIGNS,), generator=unknown, device=device).to(dtype)
+        each = len(self._memory), longest + SIGNS  # were Q's signs those of K, scores would stay as they are
+        self._signs = 1 - 2 * torch.randint(0, 2, each, generator=unknown, device=device).to(dtype)
 
     def __len__(self) -> int:
         return self._count
@@ -135,8 +136,8 @@ class Windows:
         if self._by_token:
             values = values.view(-1, self._shape.kv_heads, self._shape.head_dim).transpose(0, 1)
         memories = [queries, keys, values, *gradients]
-        each = zip(memories, (kept, kept, 0, 0), strict=False)
-        chosen = [self._some_signs(memory, columns) for memory, columns in each]
+        each = zip(memories, self._signs, (kept, kept, 0, 0), strict=False)
+        chosen = [self._some_signs(memory, signs, columns) for memory, signs, columns in each]
         for memory, signs in zip(memories, chosen, strict=True):
             memory *= signs
         try:
@@ -192,10 +193,10 @@ class Windows:
             places.append(begin + within)
         return Memory(self._memory[:3], (heads[0], heads[1]), (places[0], places[1]), generator)
 
-    def _some_signs(self, memory: Tensor, kept: int) -> Tensor:
+    def _some_signs(self, memory: Tensor, every: Tensor, kept: int) -> Tensor:
         heads, _, columns = memory.shape
         begin = random.SystemRandom().randrange(SIGNS)
-        signs = self._signs[begin : begin + heads * columns].view(heads, 1, columns)
+        signs = every[begin : begin + heads * columns].view(heads, 1, columns)
         if kept:
             signs = signs.clone()
             signs[..., :kept] = 1
