@@ -18,6 +18,7 @@ import torch
 from splits import late
 from trial import shape_of
 
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import launch, registry
 from attnlab.measure.subjects.implementation import Broken, Unsupported
@@ -82,7 +83,7 @@ def _us(call: Work, others: list[Work]) -> float:
     taken: list[list[float]] = [[] for _ in graphs]
     for _ in range(REPLAYS):
         for number in random.sample(range(len(graphs)), len(graphs)):
-            taken[number].append(_replay_us(graphs[number]))
+            taken[number].append(cuda_events.timed_us(DEVICE, graphs[number].replay))
     with_it, *without = map(median, taken)
     return (with_it - sum(without)) / CALLS
 
@@ -98,15 +99,6 @@ def _graph(works: list[Work]) -> torch.cuda.CUDAGraph:
                 work()
     graph.replay()
     return graph
-
-
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return 1e3 * begin.elapsed_time(end)
 
 
 if __name__ == "__main__":

@@ -88,13 +88,12 @@ def of_another(results: Results, found: Results, *names: str) -> str:
 def given(names: Iterable[str]) -> str:
     """After a blank, what those that compute in FP8 are given, and whether quantising is timed; nothing of others."""
     fp8 = list(filter(in_fp8, names))
-    quantizing = [name for name in fp8 if name in FP8_QUANTIZING]
     stated = {
-        "given e4m3; quantising isn't timed": [name for name in fp8 if name not in quantizing],
-        "given 16 bits; quantising is timed": quantizing,
+        "given e4m3; quantising isn't timed": [name for name in fp8 if name not in FP8_QUANTIZING],
+        "given 16 bits; quantising is timed": [name for name in fp8 if name in FP8_QUANTIZING],
     }
-    found = {words: names for words, names in stated.items() if names}
-    return "".join(f" {formats.names(of)} {'is' if len(of) == 1 else 'are'} {words}." for words, of in found.items())
+    said = (f" {formats.names(of)} {'is' if len(of) == 1 else 'are'} {words}." for words, of in stated.items() if of)
+    return "".join(said)
 
 
 def where(results: Results, row: Any) -> str:

@@ -38,6 +38,7 @@ _tuned: dict[str, str] = {}
 _looked = False
 """Whether the table of this device was looked for, and what was tuned on it."""
 WHOLE = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+"""What `kv_lens` may be of."""
 TUNER = "attnlab.autotune"
 """What tunes, by its name: it infers from what it measures, and so stands above this."""
 

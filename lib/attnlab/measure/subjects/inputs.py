@@ -137,7 +137,7 @@ class Windows:
             values = values.view(-1, self._shape.kv_heads, self._shape.head_dim).transpose(0, 1)
         memories = [queries, keys, values, *gradients]
         each = zip(memories, self._signs, (kept, kept, 0, 0), strict=False)
-        chosen = [self._some_signs(memory, signs, columns) for memory, signs, columns in each]
+        chosen = [_some_signs(memory, signs, columns) for memory, signs, columns in each]
         for memory, signs in zip(memories, chosen, strict=True):
             memory *= signs
         try:
@@ -193,14 +193,16 @@ class Windows:
             places.append(begin + within)
         return Memory(self._memory[:3], (heads[0], heads[1]), (places[0], places[1]), generator)
 
-    def _some_signs(self, memory: Tensor, every: Tensor, kept: int) -> Tensor:
-        heads, _, columns = memory.shape
-        begin = random.SystemRandom().randrange(SIGNS)
-        signs = every[begin : begin + heads * columns].view(heads, 1, columns)
-        if kept:
-            signs = signs.clone()
-            signs[..., :kept] = 1
-        return signs
+
+def _some_signs(memory: Tensor, every: Tensor, kept: int) -> Tensor:
+    """Of these signs one for each column of each head, from somewhere on; the first `kept` columns keep theirs."""
+    heads, _, columns = memory.shape
+    begin = random.SystemRandom().randrange(SIGNS)
+    signs = every[begin : begin + heads * columns].view(heads, 1, columns)
+    if kept:
+        signs = signs.clone()
+        signs[..., :kept] = 1
+    return signs
 
 
 class Rounded:
