@@ -16,7 +16,7 @@ from attnlab.measure.gate.check import OUTPUTS, Check, Error
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.session import checks as checking
 from attnlab.measure.session import rows
-from attnlab.measure.subjects import attend, inputs, outputs, peers, sdpa
+from attnlab.measure.subjects import attend, inputs, outputs, packages, peers, sdpa
 from attnlab.measure.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
 from attnlab.measure.subjects.oracle import of_each_head
 from attnlab.measure.subjects.sdpa import REGISTRY
@@ -469,21 +469,23 @@ def test_what_is_not_supported_is_refused_with_one_reason():
     assert refusal(plain, TRAINING) == "kernel.plain computes no gradients"
     assert refusal(plain, SPREAD) == "kernel.plain takes sequences of one length"
     assert refusal(attend.DISPATCHED, SPREAD) == "dispatch.attend takes sequences of one length"
-    flex, flash4, cudnn, xformers = peers.PEERS
+    flex, flash4, cudnn, flashinfer, xformers = peers.PEERS
     assert refusal(flex, SPREAD) == "peer.flex takes sequences of one length"
     for reason, shape in (("takes sequences of one length", SPREAD), ("computes no gradients", TRAINING)):
         assert refusal(cudnn, shape) == f"peer.cudnn {reason}"
     for shape in (GROUPED, DECODE):
         assert refusal(cudnn, shape) == "cuDNN needs an NVIDIA GPU"
+        assert refusal(flashinfer, shape) == "FlashInfer needs an NVIDIA GPU"
     for shape in (GROUPED, DECODE, TRAINING):
         assert refusal(flex, shape) == "peer.flex is measured only on an NVIDIA GPU"
         assert refusal(flash4, shape) == "flash-attn-4 needs an NVIDIA GPU"
         assert refusal(xformers, shape) == "xFormers is measured only on an NVIDIA GPU"
     assert refusal(flash4, SPREAD) == "flash-attn-4 needs an NVIDIA GPU"
+    assert refusal(flashinfer, SPREAD) == "FlashInfer needs an NVIDIA GPU"
 
 
 def test_xformers_without_kernels_for_this_torch_says_so(monkeypatch):
-    monkeypatch.setattr(peers, "_imported", lambda module: SimpleNamespace(_has_cpp_library=False))
+    monkeypatch.setattr(packages, "imported", lambda module: SimpleNamespace(_has_cpp_library=False))
     with pytest.raises(Unsupported, match=rf"^the kernels of xFormers .* than {re.escape(torch.__version__)}$"):
         peers._memory_efficient()
 

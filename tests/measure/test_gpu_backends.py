@@ -177,6 +177,28 @@ def test_what_cudnn_does_not_serve_it_refuses_in_a_line(shape):
     assert "\n" not in subject.reason
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        PLAIN,
+        PLAIN.resized(causal=True, head_dim=128, dtype="bfloat16"),
+        GROUPED.resized(layout="tokens first"),
+        Shape(3, 8, 1, 64, kv_heads=2, kv_len=320),
+        Shape(2, 8, 5, 128, True, "bfloat16", kv_heads=2, kv_len=777, layout="tokens first"),
+        Shape(1, 8, 16, 64, True, kv_heads=2, kv_len=512),
+        PLAIN.resized(scale=0.05, seq_len=333),
+        CAUSAL_SPREAD,
+    ],
+    ids=str,
+)
+def test_flashinfer_passes_where_it_is_installed(shape):
+    subject, checks = gated(registry.find("peer.flashinfer"), shape, "cuda")
+    if subject.status == "skipped" and subject.reason.startswith(("FlashInfer is not", "FlashInfer lacks")):
+        pytest.skip(subject.reason)
+    assert subject.alive, subject.reason
+    assert checks["passed"].all()
+
+
 def cudnn_by_its_frontend():
     """The peer; skips where its package isn't installed."""
     try:

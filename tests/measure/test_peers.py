@@ -12,7 +12,7 @@ import torch
 
 from attnlab.measure.fp8 import cudnn
 from attnlab.measure.fp8.quantize import quantize
-from attnlab.measure.subjects import peers
+from attnlab.measure.subjects import packages, peers, plans
 from attnlab.measure.subjects.implementation import Unsupported
 
 STREAM = 7
@@ -81,7 +81,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(peers, "cudnn_handle", lambda device, thread: "handle")
-    monkeypatch.setattr(peers, "_calls_ms", lambda call: call.func.graph.plans[call.func.index])
+    monkeypatch.setattr(plans, "_calls_ms", lambda call: call.func.graph.plans[call.func.index])
 
     def make(**plans):
         graphs: dict[str, Graph] = {}
@@ -169,10 +169,10 @@ def test_plans_far_slower_than_the_fastest_are_timed_once(monkeypatch):
         # In the first round alone the later winner is the slower one.
         return 1.3 if name == "steady" and timed.count(name) == 1 else took_ms[name]
 
-    monkeypatch.setattr(peers, "_calls_ms", calls_ms)
-    assert peers._fastest(list(took_ms)) == 2
+    monkeypatch.setattr(plans, "_calls_ms", calls_ms)
+    assert plans.fastest(list(took_ms)) == 2
     assert timed.count("slow") == 1
-    assert timed.count("late") == timed.count("steady") == 1 + peers.PLAN_ROUNDS
+    assert timed.count("late") == timed.count("steady") == 1 + plans.ROUNDS
 
 
 @pytest.mark.parametrize(
@@ -259,14 +259,14 @@ def test_fp8_is_written_in_16_bits_where_there_is_a_plan_and_else_as_it_is(prete
 
 
 def test_without_its_frontend_cudnn_is_not_installed(monkeypatch):
-    monkeypatch.setattr(peers, "_imported", lambda module: ModuleNotFoundError(f"No {module}", name=module))
+    monkeypatch.setattr(packages, "imported", lambda module: ModuleNotFoundError(f"No {module}", name=module))
     with pytest.raises(Unsupported, match=r"^nvidia-cudnn-frontend is not installed$"):
         peers.cudnn_package(torch.device("cuda"))
 
 
 def test_another_cudnn_than_the_one_that_a_run_records_is_refused(monkeypatch):
     package = SimpleNamespace(backend_version=lambda: 92700)
-    monkeypatch.setattr(peers, "_imported", lambda module: package)
+    monkeypatch.setattr(packages, "imported", lambda module: package)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     with pytest.raises(Unsupported, match=r"^nvidia-cudnn-frontend uses cuDNN 92700, and PyTorch 91900$"):
         peers.cudnn_package(torch.device("cuda"))

@@ -71,7 +71,7 @@ def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
     # What serves few queries alone is measured by the study `decode`, and e4m3 by `fp8`.
     every = ladder.load(paths.ROOT / "kernels")
     rungs = [rung.implementation for rung in every if not rung.most_queries and not rung.scaled]
-    peers = ["peer.flex", "peer.flash4", "peer.cudnn"]
+    peers = ["peer.flex", "peer.flash4", "peer.cudnn", "peer.flashinfer"]
     assert study.implementations == [*implementations.SDPA, *peers, *rungs, ladder.BEST]
     served = {(shape.head_dim, shape.dtype) for shape in study.shapes}
     assert served == set(product((64, 128), ("float16", "bfloat16")))

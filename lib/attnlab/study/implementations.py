@@ -11,8 +11,8 @@ FALLBACK = "sdpa.auto"
 """What `attnlab.attend` calls where its dispatch table names nothing else."""
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
-PEERS = ("peer.flex", "peer.flash4", "peer.cudnn", "peer.xformers")
-"""PyTorch's FlexAttention, and flash-attn-4, cuDNN's own frontend and xFormers where they are installed."""
+PEERS = ("peer.flex", "peer.flash4", "peer.cudnn", "peer.flashinfer", "peer.xformers")
+"""PyTorch's FlexAttention, and flash-attn-4, cuDNN's own frontend, FlashInfer and xFormers where they are installed."""
 REFERENCES = ("reference.float64",)
 FP8_KERNEL, CUDNN_FP8 = f"{ladder.PREFIX}fp8", "peer.cudnn_fp8"
 FP8_QUANTIZING = (f"{FP8_KERNEL}_quantizing", f"{FP8_KERNEL}_quantizing_rotated")

@@ -31,7 +31,7 @@ SETTINGS = {
 """What each process records of the card and the CPU that it ran on, and its title."""
 
 
-VERSIONED = ("torch", "triton", "flash-attn-4", "nvidia-cudnn-frontend", "xformers")
+VERSIONED = ("torch", "triton", "flash-attn-4", "nvidia-cudnn-frontend", "flashinfer-python", "xformers")
 """The packages whose kernels are compared."""
 
 

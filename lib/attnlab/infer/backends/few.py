@@ -8,7 +8,7 @@ from attnlab.infer.kernels.leads import Ends, Leads, ends
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.study import tuning
-from attnlab.study.shapes import Shape
+from attnlab.study.shapes import LAYOUTS, Shape
 
 AXES = ("seq_len", "kv_len", "batch")
 """The axes that shapes are compared along, the first one that a run varies."""
@@ -28,17 +28,18 @@ def shapes(results: Results) -> list[Shape]:
 def along(results: Results, most: int) -> tuple[str, list[list[Shape]]]:
     """An axis that few queries vary along, and series of shapes that differ in it alone, the longest ones.
 
-    The series do not differ in the mask: where both were timed, it is the causal one, but for one query, from
-    which the mask hides nothing.
+    The series do not differ in the mask and the layout: where both were timed, the mask is the causal one, but for one
+    query, from which it hides nothing, and the layout the one of a cache, tokens first.
 
     Args:
         most: how many series there may be.
     """
-    found = sorted(distinct(shapes(results)), key=lambda shape: shape.causal)
+    found = sorted(distinct(shapes(results)), key=lambda shape: (shape.causal, LAYOUTS.index(shape.layout)))
     for axis in AXES:
         series: dict[Shape, dict[int, Shape]] = {}
         for shape in found:
-            series.setdefault(replace(shape, **{axis: 1}, causal=False), {})[getattr(shape, axis)] = shape  # type: ignore[arg-type]
+            alike: Shape = replace(shape, **{axis: 1}, causal=False, layout=LAYOUTS[0])  # type: ignore[arg-type]
+            series.setdefault(alike, {})[getattr(shape, axis)] = shape
         several = sorted((sizes for sizes in series.values() if len(sizes) > 1), key=len, reverse=True)[:most]
         if several:
             listed = [[sizes[size] for size in sorted(sizes)] for sizes in several]

@@ -26,6 +26,7 @@ OF_PEERS = {
     "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
     "peer.cudnn": ("nvidia-cudnn-frontend",),
     "peer.cudnn_fp8": ("nvidia-cudnn-frontend",),
+    "peer.flashinfer": ("flashinfer-python", "apache-tvm-ffi"),
     "peer.xformers": ("xformers",),
 }
 """On a GPU, by the implementation that imports them."""

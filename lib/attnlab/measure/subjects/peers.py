@@ -1,6 +1,6 @@
 """Attention from elsewhere, callable if it is installed.
 
-These are PyTorch's FlexAttention, flash-attn-4, cuDNN through its own frontend, and xFormers.
+These are PyTorch's FlexAttention, flash-attn-4, cuDNN through its own frontend, FlashInfer and xFormers.
 """
 
 import logging
@@ -8,14 +8,12 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
-from statistics import median
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from attnlab.measure.subjects import launch, maps, outputs
+from attnlab.measure.subjects import flashinfer, launch, maps, outputs, packages, plans
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
 from attnlab.measure.subjects.sdpa import offsets
 
@@ -28,10 +26,6 @@ CUDNN_IMPLEMENTATIONS = ("COMPOSITE", "UNIFIED")
 CUDNN_DTYPES = {torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
 # By what Q, K, V and O are called in a graph.
 CUDNN_TENSORS = (1, 2, 3, 4)
-# A plan is timed by so many calls at once, in so many rounds if it isn't far slower than the fastest in a first one.
-PLAN_CALLS, PLAN_ROUNDS, FAR_SLOWER = 5, 9, 1.5
-# Cycles for which a stream is held until the calls are queued: 0.1 ms at 2 GHz.
-PLAN_HOLD_CYCLES = 200_000
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
@@ -86,25 +80,7 @@ def _first(output: Any) -> Tensor:
 def _flash4(q: Tensor) -> Any:
     if q.device.type != "cuda":
         raise Unsupported("flash-attn-4 needs an NVIDIA GPU")
-    return _installed("flash_attn.cute", "flash-attn-4")
-
-
-def _installed(module: str, title: str) -> Any:
-    """A module of a package that may not be installed; raises Unsupported if it isn't, or lacks what it needs."""
-    found = _imported(module)
-    if not isinstance(found, ImportError):
-        return found
-    missing = found.name or str(found)
-    there = not missing.startswith(module.partition(".")[0])
-    raise Unsupported(f"{title} lacks {missing}" if there else f"{title} is not installed")
-
-
-@cache
-def _imported(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        return error
+    return packages.installed("flash_attn.cute", "flash-attn-4")
 
 
 @cache
@@ -151,9 +127,9 @@ def xformers(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None 
 @cache
 def _memory_efficient() -> Any:
     logging.getLogger("xformers").setLevel(logging.ERROR)  # it warns in many lines of what is one reason here
-    if not _installed("xformers", "xFormers")._has_cpp_library:
+    if not packages.installed("xformers", "xFormers")._has_cpp_library:
         raise Unsupported(f"the kernels of xFormers were compiled for another PyTorch than {torch.__version__}")
-    return _installed("xformers.ops.fmha", "xFormers")
+    return packages.installed("xformers.ops.fmha", "xFormers")
 
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
@@ -188,7 +164,7 @@ def cudnn_package(device: torch.device) -> Any:
     """cuDNN's frontend; raises Unsupported where it is not installed, or is of another cuDNN than PyTorch's."""
     if device.type != "cuda":
         raise Unsupported("cuDNN needs an NVIDIA GPU")
-    package = _installed("cudnn", "nvidia-cudnn-frontend")
+    package = packages.installed("cudnn", "nvidia-cudnn-frontend")
     used, recorded = package.backend_version(), torch.backends.cudnn.version()
     if used != recorded:
         raise Unsupported(f"nvidia-cudnn-frontend uses cuDNN {used}, and PyTorch {recorded}")
@@ -229,7 +205,7 @@ _cudnn_plans: dict[Hashable, CudnnPlan] = {}
 def cudnn_handle(device: int, thread: int) -> Any:
     """A handle of cuDNN on a device for a thread: threads must not share one."""
     with torch.cuda.device(device):
-        return _imported("cudnn").create_handle()
+        return packages.imported("cudnn").create_handle()
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,26 +221,19 @@ class CudnnAttention:
     def fastest(self) -> CudnnPlan:
         """The fastest of all plans that work; raises Unsupported if none does."""
         reasons: list[str] = []
-        plans: list[CudnnPlan] = []
+        built: list[CudnnPlan] = []
         for implementation in self.implementations:
             graph = self._unless_refused(partial(self._graph, implementation), reasons)
             for index in range(graph.get_execution_plan_count() if graph else 0):
                 plan = self._unless_refused(partial(self._plan, graph, index), reasons)
-                plans += [plan] if plan else []
-        if not plans:
+                built += [plan] if plan else []
+        if not built:
             raise Unsupported(next(iter(reasons), "cuDNN proposes no plan"))
-        return plans[_fastest([partial(plan, *self.tensors) for plan in plans])]
+        return built[plans.fastest([partial(plan, *self.tensors) for plan in built])]
 
     def _unless_refused(self, work: Callable[[], T], reasons: list[str]) -> T | None:
-        """The result of `work`; None if cuDNN refuses, and then the first line of its reason is appended."""
         refusals = (self.package.cudnnGraphNotSupportedError, ImportError, ValueError, RuntimeError)
-        try:
-            return work()
-        except (torch.AcceleratorError, torch.OutOfMemoryError):
-            raise
-        except refusals as error:
-            reasons.append(next(iter(str(error).splitlines()), type(error).__name__))
-            return None
+        return plans.unless_refused(work, refusals, reasons)
 
     def _graph(self, implementation: str) -> Any:
         """A graph of attention, with the plans that cuDNN's heuristics propose for it."""
@@ -307,29 +276,10 @@ class CudnnAttention:
         return plan
 
 
-def _fastest(calls: Sequence[Callable[[], object]]) -> int:
-    """Which of these calls takes the GPU the least time, by the median over rounds in which they take turns."""
-    first_ms = [_calls_ms(call) for call in calls]
-    near = [number for number, ms in enumerate(first_ms) if ms <= FAR_SLOWER * min(first_ms)]
-    rounds = [{number: _calls_ms(calls[number]) for number in near} for _ in range(PLAN_ROUNDS)]
-    return min(near, key=lambda number: median(ms[number] for ms in rounds))
-
-
-def _calls_ms(call: Callable[[], object]) -> float:
-    """How long the GPU takes for a few calls one after the other, in ms, without what the host takes to queue them."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(PLAN_HOLD_CYCLES)
-    start.record()
-    for _ in range(PLAN_CALLS):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
-
-
 PEERS = (
     Implementation("peer.flex", flex),
     Implementation("peer.flash4", flash4, ragged=flash4_ragged),
     Implementation("peer.cudnn", cudnn, differentiable=False),
+    Implementation("peer.flashinfer", flashinfer.flashinfer, ragged=flashinfer.flashinfer_ragged, differentiable=False),
     Implementation("peer.xformers", xformers),
 )
