@@ -39,7 +39,7 @@ show("baseline.throughput")
 #
 # This paper asks which implementation of attention is faster, on which numbers, and how far the answer can be trusted. It
 # compares the implementations that PyTorch chooses among, which any new kernel has to beat, with each other, with other
-# packages (`peer.flash4` is flash-attn-4, `peer.flex` FlexAttention) and with kernels of our own. `sdpa.auto` is PyTorch's own
+# packages (`peer.flash4` is flash-attn-4, `peer.flex` FlexAttention, `peer.cudnn` cuDNN by the fastest of its plans) and with kernels of our own. `sdpa.auto` is PyTorch's own
 # choice. Of our kernels, `kernel.bounded` guesses the largest score of a row and computes again where the guess fails, which
 # values decide; `kernel.lazy` guesses nothing; `kernel.few` splits keys; and `kernel.best` is, for a shape, the one that a
 # device was tuned to before the run. A shape is written (B, H, S, D), batch, heads, length and dimension, and the *target* is
@@ -72,7 +72,7 @@ show("verdicts.values")
 # distributes the work better, FlashAttention-3 [](#ref-shah2024) overlaps products and softmax by Hopper's asynchronous
 # instructions, and FlashAttention-4 [](#ref-zadouri2026) balances them where tensor cores outgrow the units of exponentials.
 # NVIDIA's cuDNN [](#ref-chetlur2014) has kernels of its own, which its frontend [](#ref-nvidia2026frontend) gives at more
-# settings; FlexAttention [](#ref-dong2024) generates kernels for modified scores through Triton [](#ref-tillet2019), and
+# settings; FlashInfer [](#ref-ye2025) has kernels for servers, and FlashAttention-3's algorithm among them; FlexAttention [](#ref-dong2024) generates kernels for modified scores through Triton [](#ref-tillet2019), and
 # xFormers [](#ref-lefaudeux2022) wraps several. PyTorch's `scaled_dot_product_attention` chooses among several of these.
 #
 # **Timing.** Triton's `do_bench` times single calls after a write that empties the cache, and NVBench [](#ref-nvbench)
@@ -237,8 +237,8 @@ show("kernels.summary")
 #
 # Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with
 # more. [](#backends.few.bandwidth) has the part of the memory's bandwidth that is reached;
-# [04_backends](04_backends.html) has every shape. The peers are made for prompts: flash-attn-4 splits keys only on devices
-# after Hopper, and no library for decoding, such as FlashInfer, was measured.
+# [04_backends](04_backends.html) has every shape. Of the peers FlashInfer is made for it; flash-attn-4 splits keys only on
+# devices after Hopper.
 
 # %%
 show("backends.few")
@@ -260,9 +260,8 @@ show("kernels.fp8.costs")
 # ## Peers and published work
 #
 # [](#backends.peers.dots) has the implementations of other packages in a run of their own on the same device, at more kinds of
-# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. FlashAttention-3 and FlashInfer
-# are not among them: the package index has no wheel of the first, and that of the second needs CUDA's compiler on the user's
-# machine.
+# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. FlashAttention-3 is not among
+# them, since the package index has no wheel of it; FlashInfer's kernels for Hopper are of its algorithm.
 
 # %%
 show("backends.peers.dots")

@@ -128,18 +128,19 @@ class Ways:
     def paged(self, kernels: str, size: int) -> Plan:
         """K and V as pages of so many keys."""
         q, k, _ = self.tensors
-        begins, pages = offsets((q.shape[2],) * len(q), q.device, torch.int32), Pages.of(k, size)
+        queries, pages = tokens(q), Pages.of(k, size)
         wrapper = self.package.BatchPrefillWithPagedKVCacheWrapper(workspace(q.device), "HND", backend=kernels)
-        each = (pages.begins, pages.numbers, pages.filled, q.shape[1], k.shape[1], q.shape[3], size)
+        begins = offsets((q.shape[2],) * len(q), q.device, torch.int32)
+        each = (pages.begins, pages.numbers, pages.filled, queries.shape[1], k.shape[1], q.shape[3], size)
         wrapper.plan(begins, *each, causal=self.causal, **self._options)
         return Plan(wrapper, tokens, by_tokens, pages)
 
     def single(self, size: int) -> Plan:
         """The same for one query of each sequence, by the kernel for it, which multiplies without tensor cores."""
         q, k, _ = self.tensors
-        pages = Pages.of(k, size)
+        queries, pages = tokens(q), Pages.of(k, size)
         wrapper = self.package.BatchDecodeWithPagedKVCacheWrapper(workspace(q.device), "HND")
-        each = (pages.begins, pages.numbers, pages.filled, q.shape[1], k.shape[1], q.shape[3], size)
+        each = (pages.begins, pages.numbers, pages.filled, queries.shape[1], k.shape[1], q.shape[3], size)
         wrapper.plan(*each, **self._options)
         return Plan(wrapper, tokens, by_tokens, pages)
 
