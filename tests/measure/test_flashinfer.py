@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.measure.subjects import flashinfer, packages, plans
-from attnlab.measure.subjects.flashinfer import Pages
+from attnlab.measure.peers import flashinfer, packages, plans
+from attnlab.measure.peers.flashinfer import Pages
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.sdpa import sdpa
 

@@ -14,9 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.measure.gate.check import OUTPUTS, Check, Error
 from attnlab.measure.gate.gate import Gate
+from attnlab.measure.peers import packages
+from attnlab.measure.peers import subjects as peers
 from attnlab.measure.session import checks as checking
 from attnlab.measure.session import rows
-from attnlab.measure.subjects import attend, inputs, outputs, packages, peers, sdpa
+from attnlab.measure.subjects import attend, inputs, outputs, sdpa
 from attnlab.measure.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
 from attnlab.measure.subjects.oracle import of_each_head
 from attnlab.measure.subjects.sdpa import REGISTRY

@@ -12,7 +12,8 @@ import attnlab
 from attnlab.measure.gate import ordering
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import inspection
-from attnlab.measure.subjects import attend, inputs, peers, registry
+from attnlab.measure.peers import cudnn
+from attnlab.measure.subjects import attend, inputs, registry
 from attnlab.measure.subjects.implementation import Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.runs import tuned
@@ -165,9 +166,9 @@ def test_cudnn_runs_its_own_kernels_and_plans_a_layout_once():
     peer = cudnn_by_its_frontend()
     names = ran(peer.bound(inputs.draw(PLAIN, 0, GPU), PLAIN))
     assert "sdpa" in names[0], names
-    planned = dict(peers._cudnn_plans)
+    planned = dict(cudnn._plans)
     peer.bound(inputs.draw(PLAIN, 1, GPU), PLAIN)()
-    assert peers._cudnn_plans == planned
+    assert cudnn._plans == planned
 
 
 @pytest.mark.parametrize("shape", [PLAIN.resized(dtype="float32"), PLAIN.resized(head_dim=60)], ids=str)
@@ -202,7 +203,7 @@ def test_flashinfer_passes_where_it_is_installed(shape):
 def cudnn_by_its_frontend():
     """The peer; skips where its package isn't installed."""
     try:
-        peers.cudnn_package(GPU)
+        cudnn.installed(GPU)
     except Unsupported as error:
         pytest.skip(str(error))
     return registry.find("peer.cudnn")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.measure.fp8 import cudnn
+from attnlab.measure.fp8 import cudnn as in_fp8
 from attnlab.measure.fp8.quantize import quantize
-from attnlab.measure.subjects import packages, peers, plans
+from attnlab.measure.peers import cudnn, packages, plans
 from attnlab.measure.subjects.implementation import Unsupported
 
 STREAM = 7
@@ -80,7 +80,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(peers, "cudnn_handle", lambda device, thread: "handle")
+    monkeypatch.setattr(cudnn, "handle_of", lambda device, thread: "handle")
     monkeypatch.setattr(plans, "_calls_ms", lambda call: call.func.graph.plans[call.func.index])
 
     def make(**plans):
@@ -113,7 +113,7 @@ def pretended(monkeypatch):
 def attention(package, q=None, k=None, causal=False, scale=None):
     q = torch.zeros(2, 8, 16, 64, dtype=torch.float16) if q is None else q
     k = q if k is None else k
-    return peers.CudnnAttention(package, (q, k, k, torch.empty_like(q)), causal, scale)
+    return cudnn.Attention(package, (q, k, k, torch.empty_like(q)), causal, scale)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_plan_is_called_on_the_stream_of_torch_with_its_workspace(pretended):
     plan = tried.fastest()
     plan.graph.executed.clear()
     plan(*tried.tensors)
-    assert plan.graph.executed == [(1, tried.tensors, plan.workspace, "handle", peers.CUDNN_TENSORS)]
+    assert plan.graph.executed == [(1, tried.tensors, plan.workspace, "handle", cudnn.TENSORS)]
     assert set(pretended.streams) == {("handle", STREAM)}
 
 
@@ -194,7 +194,7 @@ def test_a_graph_states_the_layout_the_mask_and_the_scale(pretended, queries, ca
     assert math.isclose(graph.attention["attn_scale"], factor)
     assert isinstance(graph.attention["attn_scale"], float)
     assert (graph.output["dim"], graph.output["stride"]) == ([2, 8, queries, 64], list(torch.empty_like(q).stride()))
-    assert [stated["uid"] for stated in graph.tensors] + [graph.output["uid"]] == list(peers.CUDNN_TENSORS)
+    assert [stated["uid"] for stated in graph.tensors] + [graph.output["uid"]] == list(cudnn.TENSORS)
 
 
 def test_addresses_that_cudnn_cannot_use_are_refused(pretended):
@@ -230,18 +230,18 @@ def test_fp8_is_written_in_16_bits_where_there_is_a_plan_and_else_as_it_is(prete
         return graph
 
     package.pygraph, package.data_type.FP8_E4M3 = pygraph, "e4m3"
-    monkeypatch.setattr(peers, "cudnn_package", lambda device: package)
+    monkeypatch.setattr(cudnn, "installed", lambda device: package)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(cudnn, "_plans", {})
+    monkeypatch.setattr(in_fp8, "_plans", {})
     given = quantize(*torch.randn(3, 1, 2, 16, 64).half(), scales="tensor")
-    output = cudnn.attention(*given, True, torch.float16)
+    output = in_fp8.attention(*given, True, torch.float16)
     assert (output.shape, output.dtype) == ((1, 2, 16, 64), dtype)
     graph = made[-1]
     assert graph.options["io_data_type"] == "e4m3"
     assert graph.attention["use_causal_mask"] is True
-    assert {name: graph.attention[name]["uid"] for name in cudnn.SCALARS} == dict(
-        zip(cudnn.SCALARS, range(5, 11), strict=True)
+    assert {name: graph.attention[name]["uid"] for name in in_fp8.SCALARS} == dict(
+        zip(in_fp8.SCALARS, range(5, 11), strict=True)
     )
     _, tensors, _, _, uids = graph.executed[-1]
     assert uids == tuple(range(1, 13))
@@ -250,7 +250,7 @@ def test_fp8_is_written_in_16_bits_where_there_is_a_plan_and_else_as_it_is(prete
     of_output = of_v if dtype == torch.float16 else 1.0  # in e4m3 it is over the scale of V
     assert [tensor.item() for tensor in tensors[4:10]] == [of_q, of_k, of_output, 1 / 256, 256, 1.0]
     with pytest.raises(Unsupported, match="as many queries as keys"):
-        cudnn.attention(
+        in_fp8.attention(
             given[0], *quantize(*torch.randn(3, 1, 2, 20, 64).half(), scales="tensor")[1:], True, torch.float16
         )
 
@@ -261,7 +261,7 @@ def test_fp8_is_written_in_16_bits_where_there_is_a_plan_and_else_as_it_is(prete
 def test_without_its_frontend_cudnn_is_not_installed(monkeypatch):
     monkeypatch.setattr(packages, "imported", lambda module: ModuleNotFoundError(f"No {module}", name=module))
     with pytest.raises(Unsupported, match=r"^nvidia-cudnn-frontend is not installed$"):
-        peers.cudnn_package(torch.device("cuda"))
+        cudnn.installed(torch.device("cuda"))
 
 
 def test_another_cudnn_than_the_one_that_a_run_records_is_refused(monkeypatch):
@@ -269,9 +269,9 @@ def test_another_cudnn_than_the_one_that_a_run_records_is_refused(monkeypatch):
     monkeypatch.setattr(packages, "imported", lambda module: package)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     with pytest.raises(Unsupported, match=r"^nvidia-cudnn-frontend uses cuDNN 92700, and PyTorch 91900$"):
-        peers.cudnn_package(torch.device("cuda"))
+        cudnn.installed(torch.device("cuda"))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92700)
-    assert peers.cudnn_package(torch.device("cuda")) is package
+    assert cudnn.installed(torch.device("cuda")) is package
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_another_cudnn_than_the_one_that_a_run_records_is_refused(monkeypatch):
     ],
 )
 def test_what_cudnn_cannot_plan_is_refused(monkeypatch, dtype, capturing, reason):
-    monkeypatch.setattr(peers, "cudnn_package", lambda device: None)
+    monkeypatch.setattr(cudnn, "installed", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     q = torch.zeros(1, 1, 16, 64, dtype=dtype)
     with pytest.raises(Unsupported, match=reason):
-        peers.cudnn(q, q, q, False)
+        cudnn.cudnn(q, q, q, False)

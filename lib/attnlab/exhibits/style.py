@@ -33,7 +33,7 @@ LOOKS = {
     "peer.flex": ("#4C4C00", "X"),
     "peer.flash4": ("#E69F00", "P"),
     "peer.cudnn": ("#3A9BDC", "<"),
-    "peer.flashinfer": ("#8B0000", ">"),
+    "peer.flashinfer": ("#8B0000", "8"),
     "peer.xformers": ("#000099", "d"),
     "dispatch.attend": ("#7F7F7F", "p"),
     # The ladder goes from light to dark, but for the last rungs.

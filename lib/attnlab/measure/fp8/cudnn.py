@@ -11,7 +11,8 @@ from torch import Tensor
 
 from attnlab.measure.fp8.accuracy import PROBABILITY_SCALE
 from attnlab.measure.fp8.quantize import E4M3, Quantized
-from attnlab.measure.subjects import launch, outputs, peers
+from attnlab.measure.peers import cudnn as peer
+from attnlab.measure.subjects import launch, outputs
 from attnlab.measure.subjects.implementation import Unsupported
 
 SCALARS = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
@@ -28,7 +29,7 @@ class _Planned:
         dtype: of what cuDNN writes: what was asked for, or e4m3.
     """
 
-    plan: peers.CudnnPlan
+    plan: peer.Plan
     constants: tuple[Tensor, ...]
     dtype: torch.dtype
 
@@ -43,7 +44,7 @@ def attention(
     gate and the rounds widen it (`accuracy.widened`) where they compare it.
 
     Raises:
-        Unsupported: as `peers.cudnn`; the causal mask is asked for with other numbers of queries and of keys.
+        Unsupported: as `peers.cudnn.cudnn`; the causal mask is asked for with other numbers of queries and of keys.
     """
     tensors = q.values, k.values, v.values
     key = (launch.layout(*tensors, causal, scale), dtype)
@@ -69,8 +70,8 @@ def _bytes(tensors: list[Tensor]) -> list[Tensor]:
 
 def _plan(given: tuple[Quantized, ...], causal: bool, scale: float | None, dtype: torch.dtype) -> _Planned:
     q, k, _ = (tensor.values for tensor in given)
-    package = peers.cudnn_package(q.device)
-    if dtype not in peers.CUDNN_DTYPES:
+    package = peer.installed(q.device)
+    if dtype not in peer.DTYPES:
         raise Unsupported(f"peer.cudnn_fp8 gives float16 and bfloat16, not {str(dtype).removeprefix('torch.')}")
     if causal and q.shape[2] != k.shape[2]:
         raise Unsupported("peer.cudnn_fp8 takes as many queries as keys under the causal mask")
@@ -92,7 +93,7 @@ def _plan(given: tuple[Quantized, ...], causal: bool, scale: float | None, dtype
 
 
 @dataclass(frozen=True, eq=False)
-class _Graphs(peers.CudnnAttention):
+class _Graphs(peer.Attention):
     """Attention of e4m3 as cuDNN plans it, of a single implementation. Tensors of e4m3 are bytes.
 
     Attributes:
@@ -109,7 +110,7 @@ class _Graphs(peers.CudnnAttention):
             io_data_type=e4m3,
             intermediate_data_type=fp32,
             compute_data_type=fp32,
-            handle=peers.cudnn_handle(q.get_device(), threading.get_ident()),
+            handle=peer.handle_of(q.get_device(), threading.get_ident()),
         )
         number = partial(graph.tensor, dim=[1] * 4, stride=[1] * 4, data_type=fp32)
         given = [
@@ -123,7 +124,7 @@ class _Graphs(peers.CudnnAttention):
             attn_scale=q.shape[-1] ** -0.5 if self.scale is None else float(self.scale),
             use_causal_mask=self.causal,
         )
-        types = {E4M3: "FP8_E4M3", **peers.CUDNN_DTYPES}
+        types = {E4M3: "FP8_E4M3", **peer.DTYPES}
         result.set_output(True).set_uid(4).set_data_type(getattr(package.data_type, types[self.written]))
         result.set_dim(list(output.shape)).set_stride(list(output.stride()))
         for uid, one in zip(LARGEST_UIDS, largest, strict=True):

@@ -14,7 +14,8 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
 from attnlab.measure.fp8 import subjects as fp8
 from attnlab.measure.instruments import environment
-from attnlab.measure.subjects import attend, best, peers
+from attnlab.measure.peers import subjects as peers
+from attnlab.measure.subjects import attend, best
 from attnlab.measure.subjects.implementation import (
     Broken,
     Implementation,

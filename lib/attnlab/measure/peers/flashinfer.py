@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.measure.subjects import launch, packages, plans
+from attnlab.measure.peers import packages, plans
+from attnlab.measure.subjects import launch
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.sdpa import offsets
 

@@ -1,0 +1,1 @@
+"""Attention of other packages, each called as its users would."""
