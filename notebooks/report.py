@@ -237,8 +237,8 @@ show("kernels.summary")
 #
 # Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with
 # more. [](#backends.few.bandwidth) has the part of the memory's bandwidth that is reached;
-# [04_backends](04_backends.html) has every shape. Of the peers FlashInfer is made for it; flash-attn-4 splits keys only on
-# devices after Hopper.
+# [04_backends](04_backends.html) has every shape. Of the peers, flash-attn-4 splits keys only on
+# devices after Hopper, and FlashInfer, which is made for this, was timed at one such shape alone, in the main run.
 
 # %%
 show("backends.few")
@@ -260,8 +260,8 @@ show("kernels.fp8.costs")
 # ## Peers and published work
 #
 # [](#backends.peers.dots) has the implementations of other packages in a run of their own on the same device, at more kinds of
-# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. FlashAttention-3 is not among
-# them, since the package index has no wheel of it; FlashInfer's kernels for Hopper are of its algorithm.
+# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. Of FlashAttention-3 the package
+# index has no wheel; FlashInfer's kernels for Hopper are of its algorithm.
 
 # %%
 show("backends.peers.dots")

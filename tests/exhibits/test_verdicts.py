@@ -303,6 +303,17 @@ def test_the_map_has_a_cell_for_each_case():
     ]
 
 
+def test_what_takes_more_than_twice_as_long_as_the_baseline_on_every_kind_is_named_and_not_drawn():
+    us = {"sdpa.auto": (40.0, 40.0), "sdpa.flash": (70.0, 90.0), "sdpa.math": (81.0, 82.0)}
+    by_kind = {name: dict(zip(("normal", "sd 4"), pair, strict=True)) for name, pair in us.items()}
+    figure = exhibit(lambda: synthetic.infer(synthetic.of_kinds(by_kind)), "verdicts.values")
+    (axes,) = figure.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["sdpa.auto", "sdpa.flash"]
+    assert (
+        "Not drawn is `sdpa.math`, which on every kind takes more than twice as long as `sdpa.auto`." in figure.caption
+    )
+
+
 def test_a_cell_is_coloured_by_its_ratio_to_the_first_kind():
     (axes,) = exhibit(valued, "verdicts.values").figure.axes
     assert not axes.images  # an image keeps its colours where the page is dark, and the numbers on it don't

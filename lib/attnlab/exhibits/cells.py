@@ -10,7 +10,7 @@ from attnlab.infer.kernels.rungs import stale
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Absence, Results, absence
 from attnlab.runs.schema import MEASURED, TOO_LONG, Run
-from attnlab.study.implementations import FP8_QUANTIZING, in_fp8
+from attnlab.study.implementations import FP8_QUANTIZING, PEERS, in_fp8
 from attnlab.study.shapes import Shape
 
 CAUSAL_NOTE = (
@@ -72,8 +72,8 @@ def by_older_run(run: Run, names: Iterable[str]) -> str:
 def of_another(results: Results, found: Results, *names: str) -> str:
     """After a blank, the name and the date of a run that is not the one that is shown; or nothing.
 
-    Where the run ended before its last replicate, how many of its shapes have only one; and which of these names have
-    changed since.
+    Where the run ended before its last replicate, how many of its shapes have only one; which of these names have
+    changed since; and which peers that are shown were not in it.
     """
     if found.run.name == results.run.name:
         return ""
@@ -82,7 +82,14 @@ def of_another(results: Results, found: Results, *names: str) -> str:
     single = int((replicates == 1).sum()) if found.study.replicates > 1 else 0
     said = f"; {single} of its {len(replicates)} shapes in a single replicate" if single else ""
     date = found.run.manifest["created"][:10]
-    return f" (Run `{found.run.name}` of {date}{since(found.run, names)}{said}.)"
+    return f" (Run `{found.run.name}` of {date}{since(found.run, names)}{said}{lacking(results, found)}.)"
+
+
+def lacking(results: Results, found: Results) -> str:
+    """After a semicolon, the peers of the run that is shown which are not in another; or nothing."""
+    there = found.study.implementations
+    names = [name for name in PEERS if name in results.study.implementations and name not in there]
+    return f"; without {formats.names(names)}" if names else ""
 
 
 def given(names: Iterable[str]) -> str:

@@ -71,8 +71,8 @@ CHOOSING = ("sdpa.auto", BEST)
 LEGEND_COLUMNS = 5
 LABEL_PT = 8.5
 """The height of a line of labels."""
-PANELS = 4
-"""Small multiples side by side."""
+PANELS = 5
+"""Small multiples side by side, at most."""
 TIMINGS = (("#0072B2", "o"), ("#56B4E9", "s"), ("#D55E00", "^"), ("#009E73", "D"))
 """Colours and markers of a run's timings, in the order of its study."""
 AXIS_TITLES = {
@@ -163,6 +163,12 @@ def before_others(
     return drawing, panels
 
 
+def grid_of(count: int) -> tuple[int, int]:
+    """The rows and columns of so many small panels: few rows, and as full as can be."""
+    rows = -(-count // PANELS)
+    return rows, -(-count // rows)
+
+
 def panel_each(
     names: Sequence[str], vertical: str, horizontal: str, inches: float = 1.0
 ) -> tuple[Drawing, dict[str, Axes]]:
@@ -171,7 +177,7 @@ def panel_each(
     Args:
         inches: how high a panel is, with its title.
     """
-    rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
+    rows, columns = grid_of(len(names))
     drawing, grid = plt.subplots(
         rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.7 + inches * rows)
     )

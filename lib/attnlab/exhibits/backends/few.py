@@ -9,7 +9,7 @@ from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.kernels.lead import on_another_device
-from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, PLAIN, few_powers_of_two, look
+from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PLAIN, few_powers_of_two, grid_of, look
 from attnlab.exhibits.words import say
 from attnlab.infer.backends import few
 from attnlab.infer.lookup import known
@@ -80,8 +80,7 @@ def _drawn(results: Results) -> Figure:
 
 
 def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: float) -> Drawing:
-    columns = min(len(series), PANELS)
-    rows = -(-len(series) // columns)
+    rows, columns = grid_of(len(series))
     legend = -(-(len(results.study.implementations) + 1) // LEGEND_COLUMNS)
     drawing, grid = plt.subplots(
         rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.8 + 1.15 * rows + 0.16 * legend)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.exhibits import cells
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.environment.machine import replicate_words
@@ -69,6 +70,7 @@ def elsewhere_in_short(results: Results) -> str:
         replicates=replicate_words(found.there),
         leads=found.theirs,
         differing=found.where(cross_device.DIFFERENT),
+        lacking=cells.lacking(found.here, found.there),
     )
 
 

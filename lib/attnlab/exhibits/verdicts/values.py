@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Drawing
 
@@ -17,6 +18,8 @@ from attnlab.study.shapes import Shape
 
 STRETCH = 1.6
 """The ratio to the first kind at which a cell has its full colour."""
+SLOW = 2.0
+"""What takes more than so many times as long as the baseline on all kinds is not drawn."""
 COLOURS = LinearSegmentedColormap.from_list("ratios", ["#78b7e6", "#ffffff", "#f0735a"], N=257)
 """From faster to slower. Black can be read on all of them, and in the dark theme what becomes of it."""
 
@@ -81,46 +84,46 @@ def _map(results: Results, shape: Shape) -> Figure:
     zeros = shape.resized(values=values.ZEROS)
     alike = [*kinds.shapes(results, shape), *([zeros] if zeros in results.study.shapes else [])]
     names = [name for name in results.study.implementations if any(name in results.at(one).index for one in alike)]
-    medians = np.array([[results.value(name, one, "median_us") for one in alike] for name in names])
+    medians = pd.DataFrame(
+        {one.values: [results.value(name, one, "median_us") for name in names] for one in alike}, index=names
+    )
+    baseline = results.study.baseline
+    slow = medians.min(axis=1) > SLOW * max(results.value(baseline, one, "median_us") for one in alike)
     said = say("verdicts.steadiness", s=kinds.steadiness(results, shape))
-    first = alike[0].values
     return Figure(
-        _grid(medians, names, [one.values for one in alike]),
+        _grid(medians[~slow]),
         say(
             "verdicts.values_map",
             said=said,
             label=shape.label,
             timing=results.headline,
-            first=first,
+            first=alike[0].values,
             stretch=STRETCH,
             unjudged=[one.values for one in alike if one not in kinds.shapes(results, shape)],
+            left_out=list(medians.index[slow]),
+            slow=SLOW,
+            baseline=baseline,
         ),
         f"Grid of latencies in microseconds, implementations by kinds of values. {said}",
     )
 
 
-def _grid(medians: np.ndarray, names: list[str], columns: list[str]) -> Drawing:
+def _grid(medians: pd.DataFrame) -> Drawing:
     """Medians in cells, coloured by their ratio to the first of their row."""
-    ratios = np.log2(medians / medians[:, :1])
-    drawing, axes = plt.subplots(figsize=(1.4 + 0.34 * len(columns), 1.3 + 0.17 * len(names)))
+    ratios = np.log2(medians.div(medians.iloc[:, 0], axis=0))
+    rows, columns = medians.shape
+    drawing, axes = plt.subplots(figsize=(1.4 + 0.34 * columns, 1.2 + 0.16 * rows))
     reach = np.log2(STRETCH)
     # Not an image: the colours of an image don't follow the page's theme, and the numbers on it do.
-    axes.pcolor(
-        np.arange(len(columns)),
-        np.arange(len(names)),
-        ratios,
-        cmap=COLOURS,
-        vmin=-reach,
-        vmax=reach,
-        edgecolors="face",
-    )
-    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(names) - 0.5, -0.5))
-    for row, column in np.ndindex(*medians.shape):
-        words = "–" if np.isnan(medians[row, column]) else formats.number(float(medians[row, column]))
+    axes.pcolor(np.arange(columns), np.arange(rows), ratios, cmap=COLOURS, vmin=-reach, vmax=reach, edgecolors="face")
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    for row, column in np.ndindex(rows, columns):
+        latency_us = float(medians.iloc[row, column])
+        words = "–" if np.isnan(latency_us) else formats.number(latency_us)
         axes.text(column, row, words, ha="center", va="center", fontsize=7, color="black")
-    axes.set_xticks(range(len(columns)), columns, rotation=35, ha="left", rotation_mode="anchor")
+    axes.set_xticks(range(columns), medians.columns, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(rows), medians.index)
     axes.tick_params(length=0, labelsize=7)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
