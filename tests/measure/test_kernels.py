@@ -564,7 +564,7 @@ def test_the_best_runs_what_the_tuning_names(launched):
 def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(launched, folder):
     views = rung(TILE | {"name": "near"}, TILE | {"name": "far"}, name="views", arguments="views")
     ladders.write(folder, rung(TILE | {"name": "short"}, TILE | {"name": "long"}), views)
-    named = {"rung": "views", "source": ladder.hashes()["kernel.views"], "latency_us": 1.5}
+    named = {"rung": "views", "latency_us": 1.5}
     tuned(choice("short"), choice("long", seq_len=64), choice("near", **named), choice("far", seq_len=64, **named))
     best, more, turned = registry.find("kernel.best").call, on_gpu(2, 3, 60, 64), on_gpu(2, 8, 3, 64).transpose(1, 2)
     one = on_gpu(2, 1, 8, 64)

@@ -1,8 +1,7 @@
 """Tunings: which instance of which rung `kernel.best` runs at a shape, as `make tune` measured it on one device."""
 
-import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -48,7 +47,6 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
         rows: where keys may be split, as `packed_rows` gives them; 0 elsewhere.
         rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
-        source: the hash of the rung, as `ladder.hashes` gives it.
     """
 
     heads: Size
@@ -58,7 +56,6 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
     rung: str
     tile: str
     latency_us: Positive
-    source: str
     rows: Count = 0
 
     @property
@@ -84,22 +81,11 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
         there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
         return self.latency_us * _rounds(there, multiprocessors) / _rounds(here, multiprocessors)
 
-    def instance(self, every: Collection[Rung], sources: Mapping[str, str] | None = None) -> tuple[Rung, Tile]:
-        """The rung and the tile that it names, of these rungs.
-
-        Args:
-            sources: their hashes, where they are known.
-
-        Raises:
-            UserError: the rung changed since, or is gone.
-        """
-        rungs = [rung for rung in every if rung.name == self.rung]
+    def instance(self, every: Collection[Rung]) -> tuple[Rung, Tile]:
+        """The rung and the tile that it names, of these rungs, which are those that it was made of."""
         named = (self.head_dim, self.tile)
-        tiles = [tile for rung in rungs for tile in rung.tiles if (tile.head_dim, tile.name) == named]
-        found = ladder.hashes(rungs) if sources is None else sources
-        if not tiles or found[PREFIX + self.rung] != self.source:
-            raise UserError(f"{PREFIX}{self.rung} changed since it was tuned: run `make tune`")
-        return rungs[0], tiles[0]
+        (rung,) = (rung for rung in every if rung.name == self.rung)
+        return rung, next(tile for tile in rung.tiles if (tile.head_dim, tile.name) == named)
 
 
 def rows_of(shape: Shape) -> int:
@@ -144,16 +130,16 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
 
     Attributes:
         multiprocessors: how many the device has.
-        sources: of each rung that was a candidate, its hash.
+        sources: of each rung that was a candidate, its hash, as `ladder.hashes` gives it.
     """
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     device: str
     multiprocessors: Size
     torch: str
     command: str
     clock: str
-    sources: dict[str, str] = {}
+    sources: dict[str, str]
     choices: list[Choice]
 
     @model_validator(mode="after")
@@ -190,8 +176,16 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         return None
 
     def instance(self, choice: Choice) -> tuple[Rung, Tile]:
-        """The rung and the tile of one of the choices, as `Choice.instance`; the ladder is read once."""
-        return choice.instance(*self._ladder)
+        """The rung and the tile of one of the choices; the ladder is read once.
+
+        Raises:
+            UserError: the rung changed since, or is gone.
+        """
+        every, now = self._ladder
+        name = PREFIX + choice.rung
+        if name not in now or now[name] != self.sources.get(name):
+            raise UserError(f"{name} changed since it was tuned: run `make tune`")
+        return choice.instance(every)
 
     def running(self, shape: Shape) -> str:
         """What `kernel.best` runs at a shape: rung, tile and the rung's hash; empty if nothing serves it."""
@@ -199,7 +193,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
             choice = self.choice(shape)
         except UserError:
             return ""
-        return f"{choice.rung} {choice.tile} {choice.source}"
+        return f"{choice.rung} {choice.tile} {self.sources[PREFIX + choice.rung]}"
 
     @cached_property
     def _ladder(self) -> tuple[tuple[Rung, ...], dict[str, str]]:
@@ -251,7 +245,7 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     """By implementation, what identifies each kernel among `names` that is there, and each function of one's own.
 
     It is that of `ladder.hashes`, of `kernel.fp8` also where that is called with other inputs. For `kernel.best`, it is
-    a SHA-256 over the tuning of the device of this name and the hashes of the rungs that the tuning names.
+    a SHA-256 over the choices for the device of this name and the hashes of the rungs that they name.
     For ``python.<module>.<function>``, it is that of the module's file.
 
     Raises:
@@ -265,8 +259,11 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     if FP8_KERNEL in kernels:  # what quantises is of the measuring code
         found |= {name: kernels[FP8_KERNEL] for name in FP8_ALIASES if name in names}
     if BEST in names and path(device_name).is_file():
-        file = hashlib.sha256(path(device_name).read_bytes()).hexdigest()
-        named = {PREFIX + choice.rung for choice in load(device_name).choices}
-        content = {"file": file, "kernels": {name: kernels.get(name, "") for name in named}}
+        choices = load(device_name).choices
+        named = {PREFIX + choice.rung for choice in choices}
+        content = {
+            "choices": [choice.model_dump() for choice in choices],
+            "kernels": {n: kernels.get(n, "") for n in named},
+        }
         found[BEST] = documents.digest(content)
     return found

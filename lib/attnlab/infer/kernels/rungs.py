@@ -191,7 +191,7 @@ def _runs_the_same(run: Run) -> bool:
             choice = tuned.choice(shape)
             rung, tile = tuned.instance(choice)
             same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
-            if not same or run.manifest["kernels"].get(rung.implementation) != choice.source:
+            if not same or run.manifest["kernels"].get(rung.implementation) != tuned.sources[rung.implementation]:
                 return False
         return not launched.empty
     return False

@@ -195,8 +195,7 @@ def _choices(finalists: Finalists, held: dict[Shape, list[Choice]]) -> Iterator[
 
 
 def _choice(place: Place, rung: Rung, tile: Tile, latency_us: float) -> Choice:
-    source = ladder.hashes([rung])[rung.implementation]
-    return Choice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us, source=source)
+    return Choice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us)
 
 
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
