@@ -56,7 +56,8 @@ def test_measuring_reaches_what_it_runs_in_other_processes_and_languages_and_not
         f"measure/clocks/{name}"
         for name in ("external_tools.py", "cuda_events.py", "in_process.py", "canary.py", "canary.cu")
     } <= reached
-    assert {f"measure/subjects/{name}.py" for name in ("attend", "peers", "rungs", "sdpa", "oracle")} <= reached
+    assert {f"measure/subjects/{name}.py" for name in ("attend", "rungs", "sdpa", "oracle")} <= reached
+    assert {f"measure/peers/{name}.py" for name in ("subjects", "cudnn", "flashinfer")} <= reached
     assert {"measure/instruments/counters.py", "measure/gate/poison.cu", "measure/session/ceilings.cu"} <= reached
     assert {"runs/rules.py", "runs/write.py", "study/shapes.py", "compile/nvrtc.py", "base/sources.py"} <= reached
 

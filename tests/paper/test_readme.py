@@ -23,7 +23,7 @@ from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 
 THROUGHPUT, LADDER = readme.BLOCKS
-LINES = {*SDPA, "peer.flex", "peer.flash4", BEST}
+LINES = {*SDPA, "peer.flex", "peer.flash4", "peer.cudnn", "peer.flashinfer", BEST}
 EVERY = pytest.mark.parametrize("block", readme.BLOCKS, ids=lambda block: block.name)
 
 
