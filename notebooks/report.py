@@ -295,7 +295,8 @@ show("model.said")
 # - **One machine.** Other cards of the same model may differ by silicon, cooling, power supply and neighbours;
 #   [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what another model says, where
 #   one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
-# - **Peers.** A lead is over what was measured: FlashAttention-3 was not, nor FlashInfer over few queries.
+# - **Peers.** A lead is over what was measured: FlashAttention-3 was not, nor FlashInfer over few queries. `peer.cudnn` and
+#   `peer.flashinfer` choose among plans by short timings, in each process anew: where they err, replicates differ.
 # - **Layout.** Q, K and V are contiguous; of views, as models pass them, [04_backends](04_backends.html) has a few shapes.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.

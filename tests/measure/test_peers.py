@@ -160,6 +160,28 @@ def test_a_device_that_is_full_or_failed_is_no_refusal(pretended, monkeypatch, e
         attention(pretended(composite=[1.0, 2.0], unified=[])).fastest()
 
 
+@pytest.mark.parametrize(("enough_cycles", "holds"), [(0, 1), (3 * plans.HOLD_CYCLES, 3), (math.inf, 7)])
+def test_calls_are_timed_once_all_of_them_were_queued_before_the_gpu_began(monkeypatch, enough_cycles, holds):
+    held: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def query(self):
+            return held[-1] < enough_cycles
+
+        def elapsed_time(self, end):
+            return 2.5
+
+        record = synchronize = lambda self: None
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", held.append)
+    assert plans._calls_ms(lambda: None) == 2.5
+    assert held == [plans.HOLD_CYCLES * 2**more for more in range(holds)]
+
+
 def test_plans_far_slower_than_the_fastest_are_timed_once(monkeypatch):
     took_ms = {"slow": 100.0, "late": 1.2, "steady": 1.1}
     timed: list[str] = []

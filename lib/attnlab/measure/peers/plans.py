@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 # A plan is timed by so many calls at once, in so many rounds if it isn't far slower than the fastest in a first one.
 CALLS, ROUNDS, FAR_SLOWER = 5, 9, 1.5
-# Cycles for which a stream is held until the calls are queued: 0.1 ms at 2 GHz.
-HOLD_CYCLES = 200_000
+# Cycles for which a stream is held until the calls are queued, 0.5 ms at 2 GHz; twice as many where they were too few.
+HOLD_CYCLES, MOST_HOLD_CYCLES = 1_000_000, 64_000_000
 
 
 def unless_refused(work: Callable[[], T], refusals: tuple[type[Exception], ...], reasons: list[str]) -> T | None:
@@ -36,13 +36,16 @@ def fastest(calls: Sequence[Callable[[], object]]) -> int:
     return min(near, key=lambda number: median(ms[number] for ms in rounds))
 
 
-def _calls_ms(call: Callable[[], object]) -> float:
+def _calls_ms(call: Callable[[], object], hold_cycles: int = HOLD_CYCLES) -> float:
     """How long the GPU takes for a few calls one after the other, in ms, without what the host takes to queue them."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(HOLD_CYCLES)
+    torch.cuda._sleep(hold_cycles)
     start.record()
     for _ in range(CALLS):
         call()
     end.record()
+    began_early = start.query()  # before all were queued: the GPU may have waited for the host
     end.synchronize()
+    if began_early and hold_cycles < MOST_HOLD_CYCLES:
+        return _calls_ms(call, 2 * hold_cycles)
     return start.elapsed_time(end)
