@@ -39,7 +39,8 @@ show("baseline.throughput")
 #
 # This paper asks which implementation of attention is faster, on which numbers, and how far the answer can be trusted. It
 # compares the implementations that PyTorch chooses among, which any new kernel has to beat, with each other, with other
-# packages (`peer.flash4` is flash-attn-4, `peer.flex` FlexAttention, `peer.cudnn` cuDNN by the fastest of its plans) and with kernels of our own. `sdpa.auto` is PyTorch's own
+# packages (`peer.flash4` is flash-attn-4, `peer.flex` FlexAttention, `peer.cudnn` and `peer.flashinfer` cuDNN and FlashInfer by
+# plans that short timings chose) and with kernels of our own. `sdpa.auto` is PyTorch's own
 # choice. Of our kernels, `kernel.bounded` guesses the largest score of a row and computes again where the guess fails, which
 # values decide; `kernel.lazy` guesses nothing; `kernel.few` splits keys; and `kernel.best` is, for a shape, the one that a
 # device was tuned to before the run. A shape is written (B, H, S, D), batch, heads, length and dimension, and the *target* is
@@ -131,13 +132,13 @@ show("environment.clocks")
 # PyTorch operations [](#ref-dao2023). A case that fails has no latency.
 #
 # **Estimates and intervals.** An estimate is the median of all samples; none is dropped, but those of a shape that was cut off
-# before its last checks. Over several replicates its interval is Student's $t$ over their log medians, at least half as long as
+# before its last checks. Over several replicates, or cards where there are three or more, its interval is Student's $t$ over their log medians, at least half as long as
 # that of a bootstrap over replicates and the samples within them; for a single one it is the percentile bootstrap's with 10 000
 # resamples [](#ref-efron1993), and where neighbouring samples resemble each other, the replicate is cut into five stretches that
 # stand in for replicates [](#ref-nakayama2014). A speedup is a ratio of medians from rounds taken together.
 #
 # **Verdicts.** A candidate is *faster* or *slower* where the 95 % interval excludes 1, $p < 0.05$ by Mann and Whitney's test,
-# and by a $t$ test over replicates where there are several, after Holm's adjustment [](#ref-holm1979) over the candidates at that shape, and the effect is at least the smallest that the baseline
+# and by a $t$ test over replicates or cards, after Holm's adjustment [](#ref-holm1979) over the candidates at that shape, and the effect is at least the smallest that the baseline
 # measured against itself could show [](#ref-bloom1995). It is *equivalent* where the 90 % interval lies within ±2 %
 # [](#ref-schuirmann1987) and the run could have detected a difference of that size; else the comparison is *inconclusive*. A
 # faster candidate is *claimable* if its interval is apart from the baseline's, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993) and
@@ -295,9 +296,10 @@ show("model.said")
 # - **One machine.** Other cards of the same model may differ by silicon, cooling, power supply and neighbours;
 #   [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what another model says, where
 #   one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
-# - **Peers.** A lead is over what was measured: FlashAttention-3 was not, nor FlashInfer over few queries. `peer.cudnn` and
-#   `peer.flashinfer` choose among plans by short timings, in each process anew: where they err, replicates differ.
-# - **Layout.** Q, K and V are contiguous; of views, as models pass them, [04_backends](04_backends.html) has a few shapes.
+# - **Peers.** A lead is over what was measured: FlashAttention-3 was not, nor FlashInfer over few queries. Plans of
+#   `peer.cudnn` and `peer.flashinfer` are chosen in each process anew, and here the host's pace decided some: replicates differ.
+#   By the device clock no lead would be two percent less with their fastest ones.
+# - **Layout.** Q, K and V are contiguous, and FlashInfer takes no shared heads so; of views, as models pass them, [04_backends](04_backends.html) has a few shapes.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
 # - **Kinds of values.** Most shapes are timed on one kind. The captured ones are of one model, a small one that was trained for
@@ -319,9 +321,8 @@ show("environment.lacking")
 # "Faster" is a statement about a pair of programs, a clock, and the numbers that they are given. A kernel that goes by the
 # scores may lead on standard normal numbers and lag on others, and a benchmark that draws no others cannot tell: it happened to
 # `kernel.bounded`, which was our fastest. So a claim over all values is made on the worst kind, and a result on normal ones says
-# no more than that. Nor does a lead hold everywhere: the findings say over how many queries, and in which format, it is lost. A reader whose program is timed otherwise should take the
-# verdict of that timing, and one who knows their numbers the verdict on those. On a card of one's own, `make report` measures what
-# this paper has, and `attnlab.tune` what to call for tensors of one layout.
+# no more than that. Nor does a lead hold everywhere: the findings say over how many queries, and in which format, it is lost. On a card of one's own, `make report` measures
+# PyTorch's implementations, this ladder and the packages that are installed, and `attnlab.tune` what to call for tensors of one layout.
 
 # %% [markdown]
 # ## References

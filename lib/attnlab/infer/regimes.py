@@ -76,8 +76,8 @@ class Load:
 
     @property
     def slower_pct(self) -> float:
-        """How much longer the end of the load takes than the burst, in percent, rounded as it is printed."""
-        return round(100 * (self.sustained_us / self.burst_us - 1), 1) + 0.0  # without a signed zero
+        """How much longer the end of the load takes than the burst, in percent."""
+        return round(100 * (self.sustained_us / self.burst_us - 1), 3) + 0.0  # without a signed zero
 
     @property
     def sustained_us(self) -> float:

@@ -83,7 +83,7 @@ def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: fl
     rows, columns = grid_of(len(series))
     legend = -(-(len(results.study.implementations) + 1) // LEGEND_COLUMNS)
     drawing, grid = plt.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.8 + 1.15 * rows + 0.16 * legend)
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.8 + 1.05 * rows + 0.16 * legend)
     )
     labelled: dict[str, Artist] = {}
     sizes = [getattr(shape, axis) for shapes in series for shape in shapes]
@@ -131,7 +131,7 @@ def _title(shape: Shape, axis: str, results: Results) -> str:
 @exhibit("backends.decode", of="decoded")
 def every(results: Results) -> Table:
     """Every shape of few queries: the fastest, its bandwidth beside the measured copy, the lead of `kernel.best`."""
-    found, copy_gbs = few.shapes(results), results.ceilings.rate("copy")
+    found, copy_gbs = few.distinct(few.shapes(results)), results.ceilings.rate("copy")
     leads = {shape: lead for group in few.groups(results) for shape, lead in group.by_shape.items()}
     rows = []
     for shape in found:

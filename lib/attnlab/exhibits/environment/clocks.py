@@ -59,7 +59,14 @@ def cold_note(results: Results) -> str:
 @exhibit("environment.launch_gap")
 def launch_gap(results: Results) -> Prose:
     """The launch gap, where both clocks were used with a warm cache."""
-    return Prose(say("environment.launch_gap", name=results.study.baseline, gaps=launch_gaps(results)))
+    return Prose(
+        say(
+            "environment.launch_gap",
+            name=results.study.baseline,
+            gaps=launch_gaps(results),
+            unit="cards" if results.over_cards else "replicates",
+        )
+    )
 
 
 @exhibit("environment.residency")

@@ -22,6 +22,7 @@ from attnlab.infer.lookup import NotMeasured, known, on_values
 from attnlab.infer.results import Results, absence
 from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import CUDNN_FP8, FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
+from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.values import CAPTURED
 
@@ -192,7 +193,7 @@ def _refused(results: Results, names: list[str]) -> dict[str, list[Shape]]:
 
 
 class _Error(NamedTuple):
-    """The error of an implementation over that of `FP8_KERNEL`, on a kind of values."""
+    """A ratio of an implementation's error and that of `FP8_KERNEL`, on a kind of values."""
 
     ratio: float
     name: str
@@ -218,14 +219,17 @@ def _gained(results: Results) -> str:
 def _erred(results: Results) -> str:
     """The largest and the least error beside that of `FP8_KERNEL`, and what the gate refused."""
     errors, names = _errors(results), list(filter(in_fp8, results.study.implementations))
-    beside = list[_Error]()
+    beside, over = list[_Error](), list[_Error]()
     for shape in _leads(results):
+        best, fp8 = (errors.get((name, *shape.axes.values())) for name in (BEST, FP8_KERNEL))
+        over += [_Error(fp8 / best, BEST, shape.values)] if best and fp8 else []
         own = {name: error for name in names if (error := errors.get((name, *shape.axes.values())))}
         beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
     return say(
         "kernels.fp8_errors",
         most=max(beside, default=None),
         least=min(beside, default=None),
+        sixteen=(min(over), max(over)) if over else (),
         refused=_refused(results, names),
     )
 

@@ -99,7 +99,7 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
     near = [(n.share_pct, ours) for n, ours in pairs if ours and not math.isnan(ours.datasheet_pct)]
     if not near:
         raise NotMeasured("This run has no case of a published algorithm, on a device with a datasheet")
-    drawing, axes = plt.subplots(figsize=(6.5, 0.8 + 0.13 * len(pairs)))
+    drawing, axes = plt.subplots(figsize=(6.5, 0.8 + 0.12 * len(pairs)))
     for place, (number, ours) in enumerate(pairs):
         axes.plot([number.share_pct], [place], "o", color="#888888", markersize=5.5)
         if ours and not math.isnan(ours.datasheet_pct):

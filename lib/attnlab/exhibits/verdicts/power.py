@@ -9,6 +9,7 @@ from attnlab.exhibits.words import say
 from attnlab.infer import simulation
 from attnlab.infer.kernels.rungs import two_names
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.machine.effort import effort
 from attnlab.infer.results import NO_CONTROL, Results
 from attnlab.infer.simulation import CLAIMED, COVERED, EQUIVALENT, RATIO_COVERED, WRONG
 from attnlab.runs.rules import EQUIVALENCE_MARGIN
@@ -44,7 +45,7 @@ def calibration() -> Table:
 @exhibit("verdicts.calibration.brief")
 def brief(results: Results) -> Table:
     """The rows of the simulation that are most like a run: of one process, or of several that differ."""
-    taken, (one, *several) = results.run.samples["replicate"].nunique(), simulation.REPLICATES
+    taken, (one, *several) = effort(results).replicates, simulation.REPLICATES
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
     shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))

@@ -17,6 +17,7 @@ from attnlab.study.values import NORMAL
 
 COUNTERPARTS = {
     "FlashAttention-2": "sdpa.flash",
+    "FlashAttention-3": "peer.flashinfer",
     "FlashAttention-4": "peer.flash4",
     "PyTorch SDPA, efficient": "sdpa.efficient",
     "PyTorch SDPA, flash": "sdpa.flash",

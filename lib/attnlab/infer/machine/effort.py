@@ -9,13 +9,15 @@ class Effort(NamedTuple):
     """What was taken of a study.
 
     Attributes:
-        replicates: how many were taken, of `asked`; fewer where the run was closed early.
+        replicates: how many were taken as a whole, of `asked`; fewer where the run was closed early.
+        begun: how many were begun.
         processes: fresh processes over all replicates.
         divided: replicates that took several processes: they were continued, or shared by two cards.
         seconds: from the start of each process to its last sample, all together.
     """
 
     replicates: int
+    begun: int
     asked: int
     processes: int
     divided: int
@@ -29,4 +31,4 @@ def effort(results: Results) -> Effort:
     processes = samples.groupby("replicate")["process"].nunique()
     seconds = float(samples.groupby("process")["started_s"].max().sum())
     taken = closed["replicates"] if closed else asked
-    return Effort(taken, asked, int(processes.sum()), int((processes > 1).sum()), seconds)
+    return Effort(taken, len(processes), asked, int(processes.sum()), int((processes > 1).sum()), seconds)
