@@ -45,6 +45,10 @@ CLOCKS = {
 """Every clock that is compared with ours: its title, and why it differs."""
 
 
+MOST_TICKS = 6
+"""More labels would touch; then every second power of ten has one."""
+
+
 @exhibit("environment.panel")
 def gaps(results: Results) -> Figure:
     """The difference of each method from our clock: a row for each, a dot for each case, the median and the range."""
@@ -67,7 +71,8 @@ def gaps(results: Results) -> Figure:
                 axes.plot([float(np.median(values))], [place], "D", color=colour, markerfacecolor=face, markersize=5)
         axes.set_xscale("symlog", linthresh=near)
         low, high = axes.get_xlim()
-        ticks = [tick for tick in (-100, -10, -1, 0, 1, 10, 100, 1000) if low <= tick <= high]
+        reached = [tick for tick in (-100, -10, -1, 0, 1, 10, 100, 1000) if low <= tick <= high]
+        ticks = reached if len(reached) <= MOST_TICKS else [tick for tick in reached if abs(tick) in (0, 1, 100)]
         axes.set_xticks(ticks, [f"{tick:+d}".replace("-", "−") if tick else "0" for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
     grid[0].set_xlabel(f"µs more than ours, calls below {SHORT_US} µs")
