@@ -114,6 +114,15 @@ def test_where_every_way_would_copy_there_is_none(pretended):
     assert noted == []
 
 
+def test_keys_and_values_that_lie_otherwise_are_no_pages(pretended):
+    package, _ = pretended
+    q, k, v = drawn(2, 4, 1, "heads first"), drawn(2, 2, 48, "heads first"), drawn(2, 2, 48, "tokens first")
+    reasons: list[str] = []
+    ways = flashinfer.Ways(package, (q, k, v), False, None)
+    assert {plans.unless_refused(way, flashinfer.REFUSALS, reasons) for way in ways} == {None}
+    assert set(reasons) == {flashinfer.COPIED}
+
+
 def test_without_its_package_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(packages, "imported", lambda module: ModuleNotFoundError(f"No {module}", name=module))
     with pytest.raises(Unsupported, match=r"^FlashInfer is not installed$"):

@@ -103,9 +103,10 @@ class Ways:
     sequences: tuple[int, ...] = ()
 
     def __iter__(self) -> Iterator[Callable[[], Plan]]:
-        q, k, _ = self.tensors
+        q, k, v = self.tensors
         hopper = torch.cuda.get_device_capability(q.device)[0] == 9
-        sizes = [] if self.sequences else [size for size in (*PAGES, k.shape[2]) if k.shape[2] % size == 0]
+        has_pages = k.stride() == v.stride() and not self.sequences
+        sizes = [size for size in (*PAGES, k.shape[2]) if k.shape[2] % size == 0] if has_pages else []
         for kernels in (HOPPER, GENERAL) if hopper else (GENERAL,):
             yield partial(self.ragged, kernels, tokens, by_tokens)
             if q.shape[1] == k.shape[1] and not self.sequences:
