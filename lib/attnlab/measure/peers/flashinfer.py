@@ -83,7 +83,7 @@ class Pages:
             raise Unsupported(COPIED)
         firsts = torch.arange(batch, dtype=torch.int32, device=keys.device) * (between // between_pages)
         numbers = (firsts[:, None] + torch.arange(each, dtype=torch.int32, device=keys.device)).flatten()
-        begins = torch.arange(0, batch * each + 1, each, dtype=torch.int32, device=keys.device)
+        begins = offsets((each,) * batch, keys.device, torch.int32)
         shape = ((batch - 1) * (between // between_pages) + each, heads, size, head_dim)
         return cls(shape, (between_pages, of_head, of_key, of_element), begins, numbers, torch.full_like(firsts, size))
 
@@ -129,21 +129,21 @@ class Ways:
 
     def paged(self, kernels: str, size: int) -> Plan:
         """K and V as pages of so many keys."""
-        q, k, _ = self.tensors
-        queries, pages = tokens(q), Pages.of(k, size)
-        wrapper = self.package.BatchPrefillWithPagedKVCacheWrapper(workspace(q.device), "HND", backend=kernels)
+        q, _, _ = self.tensors
         begins = offsets((q.shape[2],) * len(q), q.device, torch.int32)
-        each = (pages.begins, pages.numbers, pages.filled, queries.shape[1], k.shape[1], q.shape[3], size)
-        wrapper.plan(begins, *each, causal=self.causal, **self._options)
-        return Plan(wrapper, tokens, by_tokens, pages)
+        wrapper = partial(self.package.BatchPrefillWithPagedKVCacheWrapper, backend=kernels)
+        return self._over_pages(wrapper, size, begins, causal=self.causal)
 
     def single(self, size: int) -> Plan:
         """The same for one query of each sequence, by the kernel for it, which multiplies without tensor cores."""
+        return self._over_pages(self.package.BatchDecodeWithPagedKVCacheWrapper, size)
+
+    def _over_pages(self, make: Callable[..., Any], size: int, *begins: Tensor, **options: Any) -> Plan:
+        """A plan of a wrapper that takes pages, with where the queries of each sequence begin if it asks for that."""
         q, k, _ = self.tensors
         queries, pages = tokens(q), Pages.of(k, size)
-        wrapper = self.package.BatchDecodeWithPagedKVCacheWrapper(workspace(q.device), "HND")
-        each = (pages.begins, pages.numbers, pages.filled, queries.shape[1], k.shape[1], q.shape[3], size)
-        wrapper.plan(*each, **self._options)
+        wrapper, listed = make(workspace(q.device), "HND"), (pages.begins, pages.numbers, pages.filled)
+        wrapper.plan(*begins, *listed, queries.shape[1], k.shape[1], q.shape[3], size, **options, **self._options)
         return Plan(wrapper, tokens, by_tokens, pages)
 
     @property
