@@ -55,7 +55,7 @@ def test_reports_that_can_not_be_written_are_told_before_anything_is_measured_or
 def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
     path = write_study()
     path.rename(path.with_suffix(""))
-    expected = "ladder, peers, quick, scaling, values; a path to a study ends with .yaml or .yml"
+    expected = "ladder, quick, scaling, values; a path to a study ends with .yaml or .yml"
     assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
 
 

@@ -14,10 +14,8 @@ PLAIN = {"implementations": [FALLBACK], "replicates": 1, "timings": synthetic.ST
     "sweeps": {"seq_len": [AXES | {"seq_len": 128}]}
 }
 GRID = PLAIN | {"sweeps": {"grid seq_len": [AXES | {"seq_len": 128}]}}
-GROUPED = {"grouped kv_heads": [AXES | {"seq_len": 128, "kv_heads": 1}]}
-FLEX = PLAIN | {"implementations": [FALLBACK, "peer.flex"], "sweeps": PLAIN["sweeps"] | GROUPED}
-BOTH = FLEX | {"sweeps": GRID["sweeps"] | GROUPED}
-ALL = BOTH | {"implementations": [FALLBACK, "peer.flex", DISPATCH]}
+FLEX = PLAIN | {"implementations": [FALLBACK, "peer.flex"]}
+SERVED = GRID | {"implementations": [FALLBACK, DISPATCH]}
 
 
 FEW = {"few kv_len": [AXES | {"seq_len": [1, 2, 4], "kv_len": 256}]}
@@ -44,21 +42,21 @@ def companions(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "choices", "peers"),
+    ("mine", "others", "choices", "attended"),
     [
-        (PLAIN, {"older": GRID, "newer": GRID, "flex": FLEX}, "newer", "flex"),
-        (ALL, {"other": BOTH}, "mine", "mine"),
-        (PLAIN, {"both": BOTH}, "both", "both"),
-        (PLAIN, {"flex": FLEX}, "mine", "flex"),
+        (PLAIN, {"older": GRID, "newer": GRID, "flex": FLEX}, "newer", "mine"),
+        (SERVED, {"other": SERVED}, "mine", "mine"),
+        (PLAIN, {"both": SERVED}, "both", "both"),
+        (PLAIN, {"flex": FLEX}, "mine", "mine"),
     ],
     ids=["the newest that answers", "a run answers itself", "one answers twice", "none answers"],
 )
-def test_the_newest_run_that_answers_stands_beside(mine, others, choices, peers):
+def test_the_newest_run_that_answers_stands_beside(mine, others, choices, attended):
     for name, study in others.items():
         record(name, study)
     record("mine", mine)
     found = companions("mine")
-    assert (found["choices"], found["peers"], found["attended"]) == (choices, peers, "mine")
+    assert (found["choices"], found["attended"]) == (choices, attended)
 
 
 def test_runs_that_are_not_whole_not_trusted_or_not_from_here_are_passed_over(data):

@@ -348,7 +348,7 @@ def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
 
 def test_each_run_that_the_page_shows_is_named_once():
     named = {name: changed(chosen(), name=name) for name in ("grid", "served")}
-    parts = runs.run(inferred(), choices=named["grid"], peers=named["grid"], attended=named["served"]).parts
+    parts = runs.run(inferred(), choices=named["grid"], decoded=named["grid"], attended=named["served"]).parts
     assert list(parts) == [f"{name}.{what}" for name in ("grid", "served") for what in ("run", "lacking", "cases")]
     assert "The run `grid` was recorded on" in parts["grid.run"].markdown
     assert next(iter(runs.run(inferred()).parts)) == "synthetic.run"

@@ -111,8 +111,8 @@ def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
 
 
 def test_an_exhibit_may_be_of_a_companion_of_the_run():
-    exhibit("kernels.of_another", of="peers")(table)
-    companions = {"peers": lambda: synthetic.climbed()}
+    exhibit("kernels.of_another", of="choices")(table)
+    companions = {"choices": lambda: synthetic.climbed()}
     other = Show(inferred(), companions)("kernels.of_another")
     assert other.content.frame.equals(table(synthetic.climbed()).frame)
     assert Show(inferred())("kernels.of_another").content.frame.equals(table(inferred()).frame)
@@ -120,10 +120,10 @@ def test_an_exhibit_may_be_of_a_companion_of_the_run():
 
 def test_an_exhibit_may_show_a_companion_beside_the_run():
     @exhibit("kernels.beside_another")
-    def beside(results: Results, peers: Results | None = None) -> Prose:
-        return Prose(f"{len(results.study.implementations)} and {len(peers.study.implementations) if peers else 0}")
+    def beside(results: Results, decoded: Results | None = None) -> Prose:
+        return Prose(f"{len(results.study.implementations)} and {len(decoded.study.implementations) if decoded else 0}")
 
-    companions = {"peers": lambda: synthetic.climbed(), "choices": lambda: synthetic.chosen()}
+    companions = {"decoded": lambda: synthetic.climbed(), "choices": lambda: synthetic.chosen()}
     shown = Show(inferred(), companions)("kernels.beside_another")
     assert shown.content == Prose("5 and 9")
     assert stamp(shown)["arguments"] == {}

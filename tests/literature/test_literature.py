@@ -169,7 +169,7 @@ def test_the_run_of_peers_is_named_beside_its_cases():
     four = number(implementation="FlashAttention-4", causal="true")
     row = literature._row(four, Cases(synthetic.inferred(), peers()).nearest(four), synthetic.inferred())
     assert row["here"] == "peer.flash4\nin theirs\n(2, 4, 128, 64)\nfloat16, causal"
-    every = Show(synthetic.inferred(), {"peers": peers})("roofline.literature.every").content
+    every = Show(synthetic.inferred(), {"choices": peers})("roofline.literature.every").content
     assert len(every.frame) == len(throughputs.published())
     soup = html(every)
     numbering.number(soup)

@@ -48,7 +48,7 @@ class Exhibit:
     Attributes:
         make: takes the `Results` of a run, if it shows a run at all, and the arguments.
         arguments: what `make` is called with; a function is called with the `Results` first.
-        of: the companion of the run that is shown, such as ``peers``; empty for that run itself.
+        of: the companion of the run that is shown, such as ``choices``; empty for that run itself.
     """
 
     id: str

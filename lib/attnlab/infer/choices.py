@@ -151,13 +151,13 @@ def study(made: Dispatch) -> dict[str, Any]:
         "device": "cuda",
         "implementations": [FALLBACK, implementations.DISPATCH],
         "baseline": FALLBACK,
-        "target": _axes(made.choices[0].shape),
+        "target": axes(made.choices[0].shape),
         "timings": [timing.model_dump() for timing in CLOCKS if timing.words in made.timing],
         "samples": 50,
         "replicates": 5,
         "panel": False,
         "stream": REQUESTS,
-        "sweeps": {"table": [_axes(choice.shape) for choice in made.choices]},
+        "sweeps": {"table": [axes(choice.shape) for choice in made.choices]},
     }
 
 
@@ -273,7 +273,8 @@ def _chosen_by(shape: Shape) -> dict[str, Any]:
     return {axis: getattr(shape, axis) for axis in Choice.AXES}
 
 
-def _axes(shape: Shape) -> dict[str, Any]:
+def axes(shape: Shape) -> dict[str, Any]:
+    """The axes of a shape as a study states them, without those that are as they are by default."""
     plain = Shape(shape.batch, shape.heads, shape.seq_len, shape.head_dim)
     always = ("batch", "heads", "seq_len", "head_dim", "dtype")
     return {axis: value for axis, value in shape.axes.items() if axis in always or value != getattr(plain, axis)}

@@ -26,7 +26,7 @@ RUNS = (FATES[MEASURED], TOO_SLOW)
 """What is shown for what is supported."""
 
 
-@exhibit("backends.peers.support", of="peers")
+@exhibit("backends.peers.support", of="choices")
 def support(results: Results, decoded: Results | None = None) -> Table:
     """Whether each implementation supports each kind of shape; few queries by the run `decoded`, if that has them."""
     _require_peers(results)
@@ -48,7 +48,7 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
-@exhibit("backends.peers.dots", of="peers")
+@exhibit("backends.peers.dots", of="choices")
 def dots(results: Results) -> Figure:
     """The speedup of every implementation over the baseline, a row for each shape."""
     _require_peers(results)
@@ -63,7 +63,7 @@ def dots(results: Results) -> Figure:
     changed = [other for other in stale(results.run) if every.get(other)]
     found = {other: verdicts for other, verdicts in every.items() if verdicts and other not in changed}
     if not found:
-        raise NotMeasured(f"Nothing was compared with `{name}` in the run of peers")
+        raise NotMeasured(f"Nothing was compared with `{name}` in the run that has peers")
     series = {
         other: (look(other), {row: verdict.speedup for row, verdict in verdicts.items()})
         for other, verdicts in found.items()
@@ -85,7 +85,7 @@ def dots(results: Results) -> Figure:
 
 def _require_peers(results: Results) -> None:
     if not set(PEERS) & set(results.study.implementations):
-        raise NotMeasured("This run measured no peer: the study `peers` does")
+        raise NotMeasured("This run measured no peer: the study `backends` does")
 
 
 def _plain(title: str) -> str:

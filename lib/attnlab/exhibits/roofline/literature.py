@@ -39,9 +39,9 @@ def summary(results: Results) -> Prose:
 
 
 @exhibit("roofline.literature.every")
-def every(results: Results, peers: Results | None = None) -> Table:
+def every(results: Results, choices: Results | None = None) -> Table:
     """Every published number, beside the nearest case of this run."""
-    cases = Cases(results, peers)
+    cases = Cases(results, choices)
     rows = [_row(number, cases.nearest(number), results) for number in throughputs.by_device(throughputs.published())]
     caption = (
         "Every published number in data/reference/literature.csv, with its place and what it was read from; here "
@@ -91,9 +91,9 @@ def limits(results: Results) -> Prose:
 
 
 @exhibit("roofline.literature.shares")
-def shares(results: Results, peers: Results | None = None) -> Figure:
+def shares(results: Results, choices: Results | None = None) -> Figure:
     """A row for each device and implementation: the highest published share, and that of the same algorithm here."""
-    cases, best = Cases(results, peers), throughputs.highest(throughputs.published(), "device", "implementation")
+    cases, best = Cases(results, choices), throughputs.highest(throughputs.published(), "device", "implementation")
     nearest = [(number, cases.nearest(number)) for number in best if not number.is_above_peak]
     pairs = [(number, ours if ours and ours.is_same_algorithm(number) else None) for number, ours in nearest]
     near = [(n.share_pct, ours) for n, ours in pairs if ours and not math.isnan(ours.datasheet_pct)]

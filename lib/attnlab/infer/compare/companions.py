@@ -14,7 +14,6 @@ from attnlab.study.values import NORMAL
 
 COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "choices": lambda study: "grid seq_len" in study["sweeps"],
-    "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
     "attended": lambda study: DISPATCH in study["implementations"],
     "decoded": lambda study: (
         not set(PEERS).isdisjoint(study["implementations"])  # a run without them can't say who leads
