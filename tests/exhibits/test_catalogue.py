@@ -7,13 +7,13 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import synthetic
-from synthetic import LONG, TARGET, climbed, inferred, lonely
+from synthetic import LONG, TARGET, changed, climbed, inferred, lonely
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, exhibit
-from attnlab.exhibits.display import FILES, Figure, Group, Missing, Prose, Table
+from attnlab.exhibits.display import FILES, Box, Figure, Group, Missing, Prose, Table
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 
@@ -116,6 +116,22 @@ def test_an_exhibit_may_be_of_a_companion_of_the_run():
     other = Show(inferred(), companions)("kernels.of_another")
     assert other.content.frame.equals(table(synthetic.climbed()).frame)
     assert Show(inferred())("kernels.of_another").content.frame.equals(table(inferred()).frame)
+
+
+@pytest.mark.parametrize("kind", ["Table", "Figure", "Prose", "Box", "Group"])
+def test_an_exhibit_of_a_companion_says_which_run_that_is(kind):
+    made = {
+        "Table": table(inferred()),
+        "Figure": Figure(plt.figure(), "A caption.", "Described."),
+        "Prose": Prose("A text."),
+        "Box": Box("Title", "A text."),
+        "Group": Group({"one": table(inferred()), "two": Prose("Another.")}),
+    }[kind]
+    exhibit("kernels.named", of="choices")(lambda results: made)
+    said = f"By the run `theirs` of {inferred().run.manifest['created'][:10]}."
+    shown = Show(inferred(), {"choices": lambda: changed(inferred(), name="theirs")})("kernels.named")
+    assert shown.markdown.count(said) == 1
+    assert said not in Show(inferred())("kernels.named").markdown
 
 
 def test_an_exhibit_may_show_a_companion_beside_the_run():

@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
-from attnlab.exhibits import tex
+from attnlab.exhibits import cells, tex
 from attnlab.exhibits.display import FILES, Bundle, Content, Missing, Prose, files
 from attnlab.exhibits.style import STYLE
 from attnlab.infer.lookup import NotMeasured
@@ -114,6 +114,8 @@ class Show:
     def __call__(self, id: str, /, **given: Any) -> Shown:
         """Make an exhibit; arguments given here replace those that it was registered with.
 
+        One that is of a companion says which run that is.
+
         Raises:
             UserError: there is no such exhibit, or it shows a run and there is none.
         """
@@ -126,7 +128,10 @@ class Show:
         stated = {name: value(results) if callable(value) else value for name, value in found.arguments.items()}
         arguments = {**stated, **given}
         beside = {name: self.companions[name]() for name in found.beside if name in self.companions}
-        return Shown(id, results.run.name, _words(arguments), found.make(results, **arguments, **beside))
+        made = found.make(results, **arguments, **beside)
+        if made and results.run.name != self.results.run.name:
+            made = made.followed(cells.by_run(results.run, results.study.implementations))
+        return Shown(id, results.run.name, _words(arguments), made)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Bundle, dict[str, Any]]:
         """The line that says which run is shown."""

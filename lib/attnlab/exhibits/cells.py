@@ -59,14 +59,9 @@ def since(run: Run, names: Iterable[str]) -> str:
     return f", since when {formats.names(changed)} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""
 
 
-def by_run(run: Run, names: Iterable[str] = ()) -> str:
+def by_run(run: Run, names: Iterable[str]) -> str:
     """A sentence that names a run with its date, and which of these names have changed since."""
     return f"By the run `{run.name}` of {run.manifest['created'][:10]}{since(run, names)}."
-
-
-def by_older_run(run: Run, names: Iterable[str]) -> str:
-    """The same and a blank, where any of these names has changed since; or nothing."""
-    return f"{by_run(run, names)} " if since(run, names) else ""
 
 
 def of_another(results: Results, found: Results, *names: str) -> str:

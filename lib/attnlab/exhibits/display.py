@@ -9,13 +9,13 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from numbers import Integral, Real
 from textwrap import fill
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import matplotlib.figure
 import matplotlib.pyplot as plt
@@ -61,6 +61,10 @@ class _Exhibit(ABC):
     def bundle(self, anchor: str = "") -> Bundle:
         """The exhibit in every format, with its anchor on the page."""
 
+    @abstractmethod
+    def followed(self, sentence: str) -> Self:
+        """The same exhibit with a sentence after its caption, its note or its text."""
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return self.bundle()
 
@@ -94,6 +98,9 @@ class Figure(_Exhibit):
         width_in, height_in = map(float, self.figure.get_size_inches())
         latex = tex.figure(f"{name}.pdf", width_in, height_in, tex.inline(self.caption), anchor)
         return _bundle(html, self.alt, latex)
+
+    def followed(self, sentence: str) -> Self:
+        return replace(self, caption=f"{self.caption} {sentence}")
 
     @property
     def markdown(self) -> str:
@@ -152,6 +159,9 @@ class Table(_Exhibit):
         note = f'<p class="note">{markdown.inline(self.legend)}</p>' if self.legend else ""
         html = _float(anchor, "table", _caption(self.caption), table, note)
         return _bundle(html, self._shown.to_string(index=False), self._latex(anchor))
+
+    def followed(self, sentence: str) -> Self:
+        return replace(self, note=f"{self.note} {sentence}".lstrip())
 
     def _latex(self, anchor: str) -> str:
         shown = self._within(ON_PAPER)
@@ -251,6 +261,9 @@ class Prose(_Exhibit):
         html = _OPENED.sub(rf"\g<0>{_id(anchor)}", markdown.block(self.markdown), count=1)
         return _bundle(html, self.markdown, tex.block(self.markdown))
 
+    def followed(self, sentence: str) -> Self:
+        return replace(self, markdown=f"{self.markdown} {sentence}")
+
 
 class Missing(Prose):
     """A sentence that says what the run lacks, in place of what it would show."""
@@ -274,6 +287,9 @@ class Box(_Exhibit):
         latex = f"\\begin{{findings}}\n{head}\n{tex.block(self.text)}\\end{{findings}}\n\n"
         return _bundle(html, f"{self.title}\n\n{self.text}", latex)
 
+    def followed(self, sentence: str) -> Self:
+        return replace(self, text=f"{self.text} {sentence}")
+
     @property
     def markdown(self) -> str:
         """Title and paragraphs."""
@@ -292,6 +308,11 @@ class Group(_Exhibit):
         html = "\n".join(bundle["text/html"] for bundle in bundles)
         plain, latex = ("\n\n".join(bundle[kind] for bundle in bundles) for kind in ("text/plain", "text/latex"))
         return _bundle(html, plain, latex)
+
+    def followed(self, sentence: str) -> Self:
+        """The sentence is said once, in the first part."""
+        first = next(iter(self.parts))
+        return replace(self, parts={**self.parts, first: self.parts[first].followed(sentence)})
 
     @property
     def markdown(self) -> str:

@@ -1,6 +1,6 @@
 """What to use and what to avoid: rules that follow from the verdicts, each with the comparison that supports it."""
 
-from attnlab.exhibits import cells, formats
+from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Prose, Table
@@ -30,8 +30,7 @@ def rules(results: Results) -> Table:
         }
         for rule in found
     ]
-    by = cells.by_older_run(results.run, results.study.implementations)
-    note = f"{by}{say('backends.advice', baseline=results.study.baseline)}"
+    note = say("backends.advice", baseline=results.study.baseline)
     return Table.of(rows, "What to use, and what to avoid.", note)
 
 
@@ -59,5 +58,4 @@ def summary(results: Results) -> Prose:
     found = advice.gains(results)
     if not found:
         raise NotMeasured(f"`{results.study.baseline}` was compared with nothing")
-    by = cells.by_older_run(results.run, results.study.implementations)
-    return Prose(f"{by}{say('backends.summary', baseline=results.study.baseline, gains=found)}")
+    return Prose(say("backends.summary", baseline=results.study.baseline, gains=found))

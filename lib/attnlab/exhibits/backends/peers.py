@@ -43,8 +43,7 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     alone = {name: _alone(results, name) for name in rows}
     frame = pd.DataFrame([{"implementation": name} | row for name, row in rows.items()])
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
-    by = cells.by_older_run(results.run, rows)
-    note = f"{by}{say('backends.support', run=run)} {_reasons(results)}"
+    note = f"{say('backends.support', run=run)} {_reasons(results)}"
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
@@ -77,8 +76,7 @@ def dots(results: Results) -> Figure:
     left_out = f" {say('backends.left_out', changed=changed)}" if changed else ""
     return Figure(
         drawing,
-        f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}. "
-        f"{cells.by_run(results.run)}{left_out}",
+        f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}.{left_out}",
         f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
     )
 

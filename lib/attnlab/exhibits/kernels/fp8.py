@@ -77,7 +77,7 @@ def pays(results: Results) -> Table:
             rows.append({"shape": shape.label} | gained)
         seen.add(shape.plain)
     caption = say("kernels.fp8_pays", found=found, timing=results.headline.words)
-    return Table.of(rows, caption, cells.by_run(results.run, [FP8_KERNEL]), sparse=True)
+    return Table.of(rows, caption, sparse=True)
 
 
 def _leads(results: Results) -> dict[Shape, dict[str, Lead]]:
@@ -133,7 +133,7 @@ def costs(results: Results, shape: Shape) -> Figure:
 
 
 def _note(results: Results) -> str:
-    return say("kernels.fp8_note", by=cells.by_run(results.run, [FP8_KERNEL]), names=results.study.implementations)
+    return say("kernels.fp8_note", names=results.study.implementations)
 
 
 def _pairs(names: list[str], alike: list[Shape]) -> tuple[Drawing, dict[Shape, tuple[Axes, Axes]]]:
