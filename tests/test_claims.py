@@ -84,7 +84,7 @@ def claims() -> list[str]:
         f"at {device.shapes} shapes drawn at random that its table doesn't hold",
         f"`attend` is {device.lead:.2f} times as fast as SDPA",
         f"and {eager.lead:.2f} times by the eager one; at the worst shape {device.least_lead:.2f} times",
-        f"At {'all' if device.best_pct == eager.best_pct == 100 else 'some'} of the others it called the fastest",
+        f"At {'all' if device.best_pct == eager.best_pct == 100 else 'some'} of them it called the fastest",
         f"the lead at {other.shapes} such shapes is {other.lead:.2f} by the device clock",
         f"and {other_eager.lead:.2f} by the eager one, but",
         f"at the worst shape {other.least_lead:.2f} (`h100-grid-1`)",

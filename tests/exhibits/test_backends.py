@@ -323,6 +323,14 @@ def test_where_few_queries_lag_most_is_a_finding():
     assert few.ahead_of_it(inferred()) == []
 
 
+def test_what_the_gate_refused_at_few_queries_is_a_finding():
+    said = " The gate refused `sdpa.flash` at 1 shape."
+    assert few.in_short(decoded(), None).endswith(said)
+    cases = decoded().run.cases
+    skipped = cases.assign(status=cases["status"].replace("failed", "skipped"))
+    assert "refused" not in few.in_short(changed(decoded(), cases=skipped), None)
+
+
 def test_few_queries_are_a_finding_of_the_run_itself_or_of_another():
     ours, other = "**Few queries.** With one query, the fastest", f"(Run `{decoded().run.name}` of"
     box = Show(decoded())("verdicts.findings").content.text

@@ -486,6 +486,16 @@ def test_what_is_not_supported_is_refused_with_one_reason():
     assert refusal(flashinfer, SPREAD) == "FlashInfer needs an NVIDIA GPU"
 
 
+def test_what_flash_attn_4_asserts_of_its_tensors_is_a_refusal(monkeypatch):
+    def asserting(*tensors, **settings):
+        raise AssertionError("inputs must be float16, bfloat16")
+
+    package = SimpleNamespace(flash_attn_func=asserting, flash_attn_varlen_func=asserting)
+    monkeypatch.setattr(peers, "_flash4", lambda q: package)
+    for shape in (TRAINING, SPREAD):
+        assert refusal(peers.PEERS[1], shape) == "flash-attn-4 refuses the tensors: inputs must be float16, bfloat16"
+
+
 def test_xformers_without_kernels_for_this_torch_says_so(monkeypatch):
     monkeypatch.setattr(packages, "imported", lambda module: SimpleNamespace(_has_cpp_library=False))
     with pytest.raises(Unsupported, match=rf"^the kernels of xFormers .* than {re.escape(torch.__version__)}$"):

@@ -12,6 +12,7 @@ from attnlab.exhibits.kernels.lead import on_another_device
 from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PLAIN, few_powers_of_two, grid_of, look
 from attnlab.exhibits.words import say
 from attnlab.infer.backends import few
+from attnlab.infer.kernels import leads
 from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 from attnlab.study.implementations import PEERS
@@ -43,7 +44,8 @@ def in_short(results: Results, decoded: Results | None) -> str:
     if not groups:
         return ""
     said = say("backends.few_in_short", groups=groups, peers=_has_peers(found), among=found.study.shapes)
-    return f"{said}{cells.of_another(results, found, BEST)}"
+    refused = cells.refused(found, leads.others(found), few.shapes(found))
+    return f"{said}{refused}{cells.of_another(results, found, BEST)}"
 
 
 def ahead_of_it(results: Results) -> list[str]:

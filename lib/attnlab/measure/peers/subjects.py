@@ -37,19 +37,20 @@ def flash4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = 
     Its tensors are ``(batch, seq_len, heads, head_dim)``: views, without a copy.
 
     Raises:
-        Unsupported: the package is not installed, or the device is no NVIDIA GPU.
+        Unsupported: the package is not installed, the device is no NVIDIA GPU, or the package refuses the tensors.
     """
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    output = _flash4(q).flash_attn_func(queries, keys, values, softmax_scale=scale, causal=causal)
-    return _first(output).transpose(1, 2)
+    call = _flash4(q).flash_attn_func
+    return _taken(call, queries, keys, values, softmax_scale=scale, causal=causal).transpose(1, 2)
 
 
 def flash4_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
     """flash-attn-4's `flash_attn_varlen_func`; raises as `flash4` does."""
-    package = _flash4(q)
+    call = _flash4(q).flash_attn_varlen_func
     begins = offsets(sequences, q.device, torch.int32)
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
-    output = package.flash_attn_varlen_func(
+    output = _taken(
+        call,
         queries,
         keys,
         values,
@@ -59,12 +60,16 @@ def flash4_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tupl
         max_seqlen_k=max(sequences),
         causal=causal,
     )
-    return _first(output).transpose(0, 1).unsqueeze(0)
+    return output.transpose(0, 1).unsqueeze(0)
 
 
-def _first(output: Any) -> Tensor:
-    # Some versions return the log-sum-exp beside the output.
-    return output[0] if isinstance(output, tuple) else output
+def _taken(call: Any, *tensors: Tensor, **settings: Any) -> Tensor:
+    """The output of flash-attn-4, which asserts what it takes."""
+    try:
+        output = call(*tensors, **settings)
+    except AssertionError as error:
+        raise Unsupported(f"flash-attn-4 refuses the tensors: {error}") from None
+    return output[0] if isinstance(output, tuple) else output  # some versions return the log-sum-exp beside it
 
 
 def _flash4(q: Tensor) -> Any:
