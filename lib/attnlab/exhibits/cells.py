@@ -111,7 +111,8 @@ def refused(results: Results, names: Iterable[str], shapes: Sequence[Shape]) -> 
         at = [shape for shape in shapes if absence(results, name, shape).startswith(FAILED)]
         values = list(dict.fromkeys(shape.values for shape in at))
         on = f" ({formats.listing(values)} values)" if values != [NORMAL] else ""
-        said += f" The gate refused `{name}` at {formats.count(len(at), 'shape')}{on}." if at else ""
+        where = f"{formats.count(len(at), 'shape')}{on}, where it has no latency"
+        said += f" The gate refused `{name}` at {where}." if at else ""
     return said
 
 
