@@ -260,8 +260,7 @@ show("kernels.fp8.costs")
 # %% [markdown]
 # ## Peers and published work
 #
-# [](#backends.peers.dots) has all implementations of others in a run of its own on the same device, at more kinds of
-# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. Of FlashAttention-3 the package
+# [](#backends.peers.dots) is of a run of its own on the same device, with more kinds of calls, a row for each. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. Of FlashAttention-3 the package
 # index has no wheel; FlashInfer's kernels for Hopper are of its algorithm.
 
 # %%

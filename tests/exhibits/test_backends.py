@@ -11,6 +11,7 @@ from reading import column
 from synthetic import AT_TARGET, AXES, DOUBLE, FAR, GONE, NEAR, TARGET, Recipe, changed, chosen, inferred
 
 from attnlab.base.errors import UserError
+from attnlab.exhibits import formats
 from attnlab.exhibits.backends import advice, choosing, cost, few, peers, runs, workloads
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Table
@@ -349,6 +350,20 @@ def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
     assert frame.loc[["sdpa.flash", "kernel.best"], "few queries"].tolist() == ["yes at 6 of 7", "yes"]
     assert frame.loc["peer.flex", ["few queries"]].isna().all()
     assert "few queries" not in peers.support(chosen(), inferred()).frame
+
+
+def test_dots_have_the_last_shape_of_each_sweep_and_nothing_far_slower():
+    (axes,) = peers.dots(chosen()).figure.axes
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    compared = chosen().families_under(chosen().headline)
+    sweeps = [[s for s in chosen().sweep(name) if s in compared] for name in chosen().study.sweeps]
+    last = dict.fromkeys(shapes[-1] for shapes in sweeps if shapes)
+    assert rows == [formats.shapes([shape], chosen().study.shapes) for shape in last]
+    drawn = [x for line in axes.lines for x in line.get_xdata()]
+    assert min(drawn) > 1 / peers.FAR
+    slow = min(v.speedup.estimate for of in compared.values() for v in of.verdicts.values())
+    assert slow < 1 / peers.FAR
+    assert "`sdpa.flash` is faster at" in peers.dots(chosen()).caption
 
 
 # ------------------------------------------------------------------------------------------------------------ runs

@@ -61,24 +61,25 @@ def since(run: Run, names: Iterable[str]) -> str:
 
 
 def by_run(run: Run, names: Iterable[str]) -> str:
-    """A sentence that names a run with its date, and which of these names have changed since."""
-    return f"By the run `{run.name}` of {run.manifest['created'][:10]}{since(run, names)}."
+    """A sentence that names a run with its date, what of these names has changed since, and what has one replicate."""
+    return f"By the run `{run.name}` of {run.manifest['created'][:10]}{since(run, names)}{_single(run)}."
 
 
 def of_another(results: Results, found: Results, *names: str) -> str:
-    """After a blank, the name and the date of a run that is not the one that is shown; or nothing.
-
-    Where the run ended before its last replicate, how many of its shapes have only one; which of these names have
-    changed since; and which peers that are shown were not in it.
-    """
+    """After a blank, the same of a run that is not the one that is shown, or nothing; and which peers it lacks."""
     if found.run.name == results.run.name:
         return ""
-    measured = found.run.cases[found.run.cases["status"] == MEASURED]
-    replicates = measured.groupby(AXES, sort=False)["replicate"].nunique()
-    single = int((replicates == 1).sum()) if found.study.replicates > 1 else 0
-    said = f"; {single} of its {len(replicates)} shapes in a single replicate" if single else ""
     date = found.run.manifest["created"][:10]
-    return f" (Run `{found.run.name}` of {date}{since(found.run, names)}{said}{lacking(results, found)}.)"
+    said = f"{since(found.run, names)}{_single(found.run)}{lacking(results, found)}"
+    return f" (Run `{found.run.name}` of {date}{said}.)"
+
+
+def _single(run: Run) -> str:
+    """After a semicolon, how many shapes of a run that ended before its last replicate have only one; or nothing."""
+    replicates = run.cases[run.cases["status"] == MEASURED].groupby(AXES, sort=False)["replicate"].nunique()
+    single = int((replicates == 1).sum()) if run.manifest["study"]["replicates"] > 1 else 0
+    of = "" if single == len(replicates) else f"{single} of its {formats.count(len(replicates), 'shape')} "
+    return f"; {of}in a single replicate" if single else ""
 
 
 def lacking(results: Results, found: Results) -> str:

@@ -1,5 +1,6 @@
 """Attention of other packages beside SDPA's: what each supports, and how fast it is."""
 
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -21,6 +22,8 @@ from attnlab.study.shapes import Shape
 
 FATES = {FAILED: FAILED, OUT_OF_MEMORY: OUT_OF_MEMORY, SKIPPED: "no", MEASURED: "yes"}
 """What is shown for each status of a case, the worst first."""
+FAR = 2.5
+"""What takes so many times as long as the baseline isn't drawn beside it."""
 TOO_SLOW = "too slow to time"
 RUNS = (FATES[MEASURED], TOO_SLOW)
 """What is shown for what is supported."""
@@ -49,35 +52,40 @@ def support(results: Results, decoded: Results | None = None) -> Table:
 
 @exhibit("backends.peers.dots", of="choices")
 def dots(results: Results) -> Figure:
-    """The speedup of every implementation over the baseline, a row for each shape."""
+    """The speedup of every implementation over the baseline, a row for the last shape of each sweep."""
     _require_peers(results)
     name = results.study.baseline
     families = results.families_under(results.headline)
-    titles = {shape: formats.shapes([shape], results.study.shapes) for shape in families}
-    every = {
-        other: {titles[shape]: family.verdicts[other] for shape, family in families.items() if other in family.verdicts}
-        for other in results.study.implementations
-    }
     # Other packages are as they were; of a kernel of ours that has changed since, a number is evidence for nothing.
-    changed = [other for other in stale(results.run) if every.get(other)]
-    found = {other: verdicts for other, verdicts in every.items() if verdicts and other not in changed}
-    if not found:
-        raise NotMeasured(f"Nothing was compared with `{name}` in the run that has peers")
-    series = {
-        other: (look(other), {row: verdict.speedup for row, verdict in verdicts.items()})
-        for other, verdicts in found.items()
-    }
-    drawing = ratio_rows(series, list(titles.values()), f"speedup over {name}")
+    changed = [other for other in stale(results.run) if any(other in of.verdicts for of in families.values())]
+    names = [other for other in results.study.implementations if other not in changed]
     counts = {
-        other: (sum(verdict.decision == FASTER for verdict in verdicts.values()), len(verdicts))
-        for other, verdicts in found.items()
+        other: Counter(of.verdicts[other].decision for of in families.values() if other in of.verdicts)
+        for other in names
     }
-    said = say("backends.faster", counts=counts)
+    said = say("backends.faster", counts={other: (one[FASTER], one.total()) for other, one in counts.items() if one})
+    if not said:
+        raise NotMeasured(f"Nothing was compared with `{name}` in the run that has peers")
+    compared = ([shape for shape in results.sweep(sweep) if shape in families] for sweep in results.study.sweeps)
+    titles = {shapes[-1]: formats.shapes([shapes[-1]], results.study.shapes) for shapes in compared if shapes}
+    speedups = {
+        other: {
+            title: families[shape].verdicts[other].speedup
+            for shape, title in titles.items()
+            if other in families[shape].verdicts
+        }
+        for other in names
+    }
+    near = {other: {row: one for row, one in of.items() if one.estimate > 1 / FAR} for other, of in speedups.items()}
+    drawing = ratio_rows(
+        {other: (look(other), of) for other, of in near.items() if of}, list(titles.values()), f"speedup over {name}"
+    )
     left_out = f" {say('backends.left_out', changed=changed)}" if changed else ""
     return Figure(
         drawing,
-        f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}.{left_out}",
-        f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
+        f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}. Drawn is the last shape "
+        f"of each sweep, without what takes over {FAR:g} times as long.{left_out}",
+        f"Dots on a logarithmic axis around 1, a row for each sweep and a mark for each implementation: {said}.",
     )
 
 
