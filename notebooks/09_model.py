@@ -34,7 +34,10 @@ show
 # square of the length. Each later token is one query over the cache of keys and values.
 
 # %%
-show("model.said")
+show("model.gained")
+
+# %%
+show("model.records")
 
 # %%
 show("model.compared")

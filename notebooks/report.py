@@ -284,10 +284,10 @@ show("roofline.literature.shares")
 # A faster kernel need not make a faster model. Models of Hugging Face transformers generate text with `attnlab.attend`, which
 # chooses for each shape by a table that a run made, in place of the SDPA that they call by themselves. Steps of one token, or of
 # a draft of eight, read a static cache of the prompt.
-# [09_model](09_model.html) has every time.
+# [09_model](09_model.html) has every time, and what each record is of.
 
 # %%
-show("model.said")
+show("model.gained")
 
 # %% [markdown]
 # ## Threats to validity
@@ -298,8 +298,7 @@ show("model.said")
 # - **Peers.** A lead is over what was measured: FlashAttention-3 was not. Plans of
 #   `peer.cudnn` and `peer.flashinfer` are chosen in each process anew, and here the host's pace decided some: replicates differ.
 #   By the device clock no lead would be two percent less with their fastest ones. Over few queries the gate refused FlashInfer
-#   at some shapes, by errors on constant rows just beyond what is allowed; a lead there is over the others. At the one with most
-#   keys for sixteen queries it takes less time than our kernel in the replicate in which it passed.
+#   at some shapes, by a little, on constant rows: a lead there is over the others, and at one of them it may take less time than ours.
 # - **Layout.** Q, K and V are contiguous, and FlashInfer takes no shared heads so; of views, as models pass them, [04_backends](04_backends.html) has a few shapes.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.

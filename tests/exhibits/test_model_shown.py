@@ -89,7 +89,7 @@ def test_the_newest_complete_record_of_the_device_is_shown(data):
     write("old", created="2026-11-20")
     write("new", created="2026-11-23")
     write("cut", created="2026-11-24", complete=False)
-    said = model.said(shown()).markdown
+    said = model.recorded(shown()).markdown
     assert said.startswith("The record `new` is of NVIDIA H200, transformers 5")
     assert "`old`" not in said
 
@@ -99,8 +99,8 @@ def test_records_of_unlike_models_are_shown_together(data):
     write("other", created="2026-11-23", plan=PLAN.model_copy(update={"models": [stated.MODELS["llama-64"]]}))
     parts = model.compared(shown()).parts
     assert list(parts["first"].frame["model"]) == ["llama-64", "gpt2", "llama-128"]
-    assert "The record `other` is" in model.said(shown()).markdown
-    assert "The record `both` is" in model.said(shown()).markdown
+    assert "The record `other` is" in model.recorded(shown()).markdown
+    assert "The record `both` has random weights" in model.gained(shown()).markdown
     assert "11 tokens in `other`, 5 replicates of 20 rounds and 11 tokens in `both`." in parts["first"].note
     assert len(model.outputs(shown()).frame) == 3
     write("newer", created="2026-11-24")
@@ -125,7 +125,7 @@ def test_a_record_that_was_damaged_is_left_out_and_named(data, name, change, why
     rest = path.parent.rename(path.parents[2] / "aside")
     write("old", created="2026-11-20")
     rest.rename(path.parent)
-    said = model.said(shown()).markdown
+    said = model.recorded(shown()).markdown
     assert "The record `old` is of NVIDIA H200" in said
     assert f"A record was left out: {path.parent}/" in said
     assert why in said
@@ -170,7 +170,7 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
 def test_it_is_said_of_which_record_the_launch_of_a_graph_counts(data):
     write("before", created="2026-11-20", dispatch={"version": 2, "run": "theirs", "choices": []})
     write("mine", queued=True, plan=PLAN.model_copy(update={"models": [stated.MODELS["llama-64"]]}))
-    before, mine = sorted(model.said(shown()).markdown.split("\n\n"))
+    before, mine = sorted(model.gained(shown()).markdown.split("\n\n"))
     assert before.endswith(" Of a CUDA graph, the host's launch counts.")
     assert "launch" not in mine
     assert " one before, but in `before`: there the host's launch counts. " in model.steps(shown()).note
@@ -196,12 +196,13 @@ def test_weights_and_the_text_of_prompts_are_named(data, tokens):
     text = stated.Text(name="book.txt", sha256="b" * 64, tokens=tokens)
     mine = PLAN.models[1].model_copy(update={"name": "mine", "weights": "a" * 64})
     write("weighted", created="2026-11-23", plan=PLAN.model_copy(update={"models": [mine], "text": text}))
-    shows = model.said(shown()).markdown
+    shows = model.recorded(shown()).markdown
+    assert "has the weights of a trained model. " in model.gained(shown()).markdown
     assert all(named in shows for named in ("`mine`", "aaaaaaaaaaaa…", "book.txt", "bbbbbbbbbbbb…"))
     assert ("tokenizer" in shows) == (tokens == "tokenizer")
     assert "random weights" not in shows + model.outputs(shown()).note
     write("random")
-    assert "random weights" in model.said(shown()).markdown
+    assert "random weights" in model.recorded(shown()).markdown
 
 
 def test_outputs_are_compared(data):

@@ -105,7 +105,7 @@ LACKED = [
     *(f"backends.{id}" for id in ("peers.dots", "peers.support", "ragged", "training")),
     *("baseline.odd_lengths", "baseline.reproducibility", "kernels.compiled", "profile.how"),
     *(f"environment.{id}" for id in ("cards", "endurance", "load", "panel", "panel.table", "residency")),
-    *(f"model.{id}" for id in ("compared", "outputs", "said", "share", "steps")),
+    *(f"model.{id}" for id in ("compared", "gained", "outputs", "records", "share", "steps")),
     *(f"verdicts.{id}" for id in ("controls", "false_positives", "values", "values.elsewhere", "values.said")),
 ]
 """What the ordinary run has nothing of: no other run beside it, no panel, no control, no kinds of values."""

@@ -35,12 +35,18 @@ def _records(results: Results) -> tuple[list[Record], list[UserError]]:
     return found, refused
 
 
-@exhibit("model.said")
-def said(results: Results) -> Prose:
-    """What each record is of, what `attend` called there, and what is gained; a paragraph for each."""
+@exhibit("model.gained")
+def gained(results: Results) -> Prose:
+    """What is gained in each record, a paragraph for each."""
+    return Prose("\n\n".join(map(_gained, _records(results)[0])))
+
+
+@exhibit("model.records")
+def recorded(results: Results) -> Prose:
+    """What each record is of, and what `attend` called there; a paragraph for each."""
     records, refused = _records(results)
     left_out = [f"A record was left out: {error}." for error in refused]
-    return Prose("\n\n".join([*map(_said, records), *left_out]))
+    return Prose("\n\n".join([*map(_recorded, records), *left_out]))
 
 
 @exhibit("model.compared")
@@ -74,21 +80,21 @@ def _comparisons(records: Sequence[Record]) -> list[Comparison]:
     return [one for record in records for one in comparisons(record)]
 
 
-def _said(record: Record) -> str:
-    """What a record is of, what `attend` called there, and what is gained."""
-    ran: dict[tuple[str, ...], list[Workload]] = {}
-    for workload, kernels in kernels_of_prompts(record):
-        ran.setdefault(tuple(map(formats.kernel, kernels)), []).append(workload)
+def _gained(record: Record) -> str:
     shares = [shares_pct(record, workload, phase).get(BASELINE) for workload in record.workloads for phase in PHASES]
     return say(
-        "model.said",
+        "model.gained",
         manifest=record.manifest,
-        is_replaced=_is_replaced(record),
-        fallback=FALLBACK,
-        ran=ran,
         shares_pct=[share for share in shares if share is not None],
         phases=decided(comparisons(record)),
     )
+
+
+def _recorded(record: Record) -> str:
+    ran: dict[tuple[str, ...], list[Workload]] = {}
+    for workload, kernels in kernels_of_prompts(record):
+        ran.setdefault(tuple(map(formats.kernel, kernels)), []).append(workload)
+    return say("model.recorded", manifest=record.manifest, is_replaced=_is_replaced(record), fallback=FALLBACK, ran=ran)
 
 
 def _is_replaced(record: Record) -> bool:
