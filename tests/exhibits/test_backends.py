@@ -352,17 +352,18 @@ def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
     assert "few queries" not in peers.support(chosen(), inferred()).frame
 
 
-def test_dots_have_the_last_shape_of_each_sweep_and_nothing_far_slower():
+def test_dots_have_a_shape_of_each_kind_of_call_and_nothing_far_slower():
     (axes,) = peers.dots(chosen()).figure.axes
-    rows = [label.get_text() for label in axes.get_yticklabels()]
     compared = chosen().families_under(chosen().headline)
-    sweeps = [[s for s in chosen().sweep(name) if s in compared] for name in chosen().study.sweeps]
-    last = dict.fromkeys(shapes[-1] for shapes in sweeps if shapes)
-    assert rows == [formats.shapes([shape], chosen().study.shapes) for shape in last]
-    drawn = [x for line in axes.lines for x in line.get_xdata()]
-    assert min(drawn) > 1 / peers.FAR
-    slow = min(v.speedup.estimate for of in compared.values() for v in of.verdicts.values())
-    assert slow < 1 / peers.FAR
+    drawn = peers.of_each_kind(compared)
+    assert {(one.causal, one.kv_heads < one.heads, one.direction, one.lengths, one.seq_len == 1) for one in drawn} == {
+        (one.causal, one.kv_heads < one.heads, one.direction, one.lengths, one.seq_len == 1) for one in compared
+    }
+    assert len(drawn) < len(compared)
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    assert rows == [formats.shapes([shape], chosen().study.shapes) for shape in drawn]
+    assert min(x for line in axes.lines for x in line.get_xdata()) > 1 / peers.FAR
+    assert min(v.speedup.estimate for shape in drawn for v in compared[shape].verdicts.values()) < 1 / peers.FAR
     assert "`sdpa.flash` is faster at" in peers.dots(chosen()).caption
 
 

@@ -1,6 +1,7 @@
 """Attention of other packages beside SDPA's: what each supports, and how fast it is."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, TOO_LO
 from attnlab.study import tuning
 from attnlab.study.implementations import PEERS
 from attnlab.study.shapes import Shape
+from attnlab.study.values import NORMAL
 
 FATES = {FAILED: FAILED, OUT_OF_MEMORY: OUT_OF_MEMORY, SKIPPED: "no", MEASURED: "yes"}
 """What is shown for each status of a case, the worst first."""
@@ -52,7 +54,7 @@ def support(results: Results, decoded: Results | None = None) -> Table:
 
 @exhibit("backends.peers.dots", of="choices")
 def dots(results: Results) -> Figure:
-    """The speedup of every implementation over the baseline, a row for the last shape of each sweep."""
+    """The speedup of every implementation over the baseline, a row for each kind of call."""
     _require_peers(results)
     name = results.study.baseline
     families = results.families_under(results.headline)
@@ -66,8 +68,7 @@ def dots(results: Results) -> Figure:
     said = say("backends.faster", counts={other: (one[FASTER], one.total()) for other, one in counts.items() if one})
     if not said:
         raise NotMeasured(f"Nothing was compared with `{name}` in the run that has peers")
-    compared = ([shape for shape in results.sweep(sweep) if shape in families] for sweep in results.study.sweeps)
-    titles = {shapes[-1]: formats.shapes([shapes[-1]], results.study.shapes) for shapes in compared if shapes}
+    titles = {shape: formats.shapes([shape], results.study.shapes) for shape in of_each_kind(families)}
     speedups = {
         other: {
             title: families[shape].verdicts[other].speedup
@@ -84,9 +85,20 @@ def dots(results: Results) -> Figure:
     return Figure(
         drawing,
         f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}. Drawn is the last shape "
-        f"of each sweep, without what takes over {FAR:g} times as long.{left_out}",
-        f"Dots on a logarithmic axis around 1, a row for each sweep and a mark for each implementation: {said}.",
+        f"of each kind of call, without what takes over {FAR:g} times as long.{left_out}",
+        f"Dots on a logarithmic axis around 1, a row for each kind of call and a mark for each implementation: {said}.",
     )
+
+
+def of_each_kind(shapes: Iterable[Shape]) -> list[Shape]:
+    """The last shape of each kind of call, on normal values: of those that differ in batch, heads and lengths alone."""
+    last = {}
+    for shape in shapes:
+        least = shape.resized(batch=1, heads=1, seq_len=1, kv_heads=1, kv_len=1)
+        kind = least, shape.kv_heads < shape.heads, shape.kv_len > shape.seq_len, shape.seq_len == 1
+        if shape.values == NORMAL:
+            last[kind] = shape
+    return list(last.values())
 
 
 def _require_peers(results: Results) -> None:
