@@ -2,6 +2,7 @@
 
 import re
 from functools import cache, partial
+from itertools import count
 
 import pandas as pd
 import pytest
@@ -152,13 +153,22 @@ def test_ceilings_beside_the_datasheet():
 
 def test_cases_without_a_latency_have_a_reason():
     frame = machine.cases(inferred()).frame
-    assert frame[["implementation", "shape", "status"]].to_numpy().tolist() == [
-        ["sdpa.cudnn", "(2, 4, 32, 64) float16", "skipped"],
-        ["sdpa.math", "(2, 4, 256, 64) float16", "out of memory"],
-        ["sdpa.math", "(2, 8, 128, 64) float16", "failed"],
-        ["sdpa.math", "(2, 4, 64, 64) float16, causal", "failed"],
+    assert frame[["implementation", "shapes", "status"]].to_numpy().tolist() == [
+        ["sdpa.cudnn", "B=2 H=4 S=32", "skipped"],
+        ["sdpa.math", "B=2 H=4 S=256", "out of memory"],
+        ["sdpa.math", "B=2 H=8 S=128", "failed"],
+        ["sdpa.math", "B=2 H=4 S=64, causal", "failed"],
     ]
-    assert frame["reason"].iloc[0] == "cuDNN takes no sequence this short"
+    assert frame["reason, at the first"].iloc[0] == "cuDNN takes no sequence this short"
+    cases = inferred().run.cases
+    numbers = (f"error {number}e-03, twice what is allowed" for number in count(1))
+    failed = [
+        next(numbers) if status == "failed" else reason
+        for status, reason in zip(cases["status"], cases["reason"], strict=True)
+    ]
+    alike = machine.cases(changed(inferred(), cases=cases.assign(reason=failed))).frame.iloc[-1]
+    assert alike["shapes"] == "B=2 H=8 S=128; B=2 H=4 S=64, causal"
+    assert alike["reason, at the first"] == "error 1e-03, twice what is allowed"
     assert machine.cases(lonely()) == Prose("No case so far failed, was skipped or ran out of memory.")
 
 

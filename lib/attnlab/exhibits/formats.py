@@ -11,6 +11,8 @@ CI = f"{100 * rules.CONFIDENCE:g} %"
 """The confidence of every interval."""
 MARGIN = f"{100 * rules.EQUIVALENCE_MARGIN:g} %"
 """The margin of equivalence."""
+MOST_NAMED = 12
+"""More shapes than this are counted and not named."""
 FARTHEST = 1000
 """An end of an interval that is more times its estimate says nothing by its digits."""
 
@@ -156,6 +158,11 @@ def code(names: Sequence[str]) -> list[str]:
 def count(amount: int, one: str) -> str:
     """``1 case``, ``2 cases``."""
     return f"{amount:,} {one if amount == 1 else one + 's'}"
+
+
+def named(values: Sequence[Shape], among: Sequence[Shape]) -> str:
+    """`shapes`, or of many how many they are of a study's."""
+    return f"{len(values)} of {count(len(among), 'shape')}" if len(values) > MOST_NAMED else shapes(values, among)
 
 
 def shapes(values: Sequence[Shape], among: Sequence[Shape] = ()) -> str:

@@ -10,9 +10,6 @@ from attnlab.infer.backends.advice import AVOID, Rule
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
 
-MOST_NAMED = 12
-"""More shapes than this are counted and not named."""
-
 
 @exhibit("backends.rules", of="choices")
 def rules(results: Results) -> Table:
@@ -41,9 +38,7 @@ def _where(results: Results, rule: Rule) -> str:
         return f"{rule.verdict.decision} {rule.kind} {size}, along “{rule.sweep}”"
     if rule.kind == AVOID:
         return f"slower at all {formats.count(len(rule.shapes), 'shape')} compared"
-    if len(rule.shapes) > MOST_NAMED:
-        return f"{len(rule.shapes)} of {formats.count(len(results.study.shapes), 'shape')}"
-    return formats.shapes(rule.shapes, results.study.shapes)
+    return formats.named(rule.shapes, results.study.shapes)
 
 
 def _but(results: Results, rule: Rule) -> list[str]:

@@ -1,10 +1,11 @@
 """The machine, its settings and ceilings, what was measured on it, and what was not."""
 
+import re
 from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import formats
+from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
@@ -16,8 +17,10 @@ from attnlab.infer.machine.effort import effort as of_effort
 from attnlab.infer.results import Results
 from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
+from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
+NUMBER = re.compile(r"\d[\d.e+-]*")
 SETTINGS = {
     "card": "card",
     "ecc": "ECC",
@@ -62,19 +65,24 @@ def lacking(results: Results) -> Prose:
 
 @exhibit("environment.cases")
 def cases(results: Results) -> Table | Prose:
-    """The cases that were not measured, and why."""
-    rows = _without_latency(results)
-    if rows.empty:
+    """The cases that were not measured, and why: a row for each implementation and reason, whatever its numbers."""
+    lost: dict[tuple[str, str, str], list[tuple[Shape, str]]] = {}
+    for row in _without_latency(results).to_dict("records"):
+        why = cells.alike(row["reason"], row["implementation"])
+        kind = _turn(row["implementation"]), row["status"], NUMBER.sub("", why)
+        lost.setdefault(kind, []).append((shape_of(row), why))
+    if not lost:
         return Prose("No case so far failed, was skipped or ran out of memory.")
-    frame = pd.DataFrame(
+    rows = [
         {
-            "implementation": [_turn(name) for name in rows["implementation"]],
-            "shape": [shape_of(row).label for row in rows.to_dict("records")],
-            "status": rows["status"],
-            "reason": [formats.shortened(reason) for reason in rows["reason"]],
+            "implementation": name,
+            "shapes": formats.named([shape for shape, _ in of], results.study.shapes),
+            "status": status,
+            "reason, at the first": formats.shortened(of[0][1]),
         }
-    )
-    return Table(frame, "Cases that have no latency, and why.")
+        for (name, status, _), of in lost.items()
+    ]
+    return Table.of(rows, "Cases that have no latency, and why.")
 
 
 def _without_latency(results: Results) -> pd.DataFrame:
