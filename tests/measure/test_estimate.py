@@ -90,13 +90,13 @@ def test_a_shape_that_no_memory_holds_takes_no_time():
 @pytest.mark.parametrize(
     ("target", "axis", "sizes"),
     [
-        (Shape(1, 4, 512, 64), "seq_len", [16, 32, 64, 128, 256, 512]),
-        (Shape(1, 4, 1, 64, kv_len=64), "kv_len", [16, 32, 64]),
-        (Shape(8, 8, 2**14, 64), "seq_len", [256, 512, 1024, 2048, 4096, 8192, 16384]),  # the first: 2^30 FLOPs
+        (Shape(1, 4, 512, 64), "seq_len", [32, 128, 512]),
+        (Shape(1, 4, 1, 64, kv_len=64), "kv_len", [16, 64]),
+        (Shape(8, 8, 2**14, 64), "seq_len", [256, 1024, 4096, 16384]),  # the first: 2^30 FLOPs
     ],
 )
 def test_calls_climb_from_little_work_to_the_most_of_the_study(target, axis, sizes):
-    others = [target, *([target.resized(**{axis: sizes[0]})] if sizes[0] < 256 else [])]
+    others = [target, *([target.resized(**{axis: 16})] if sizes[0] < 256 else [])]
     called = estimate._called(target, others)
     assert [getattr(shape, axis) for shape in called] == sizes
     assert called[-1] == target
@@ -127,13 +127,13 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
         implementations=["sdpa.auto", "sdpa.math"], target=long, sweeps={"seq_len": long | {"seq_len": [32, 4096]}}
     )
     costs = estimate.measured(study, study.shapes, CPU)
-    # 256² us are 66 ms, and four times that is too long.
-    assert set(called) == {32, 64, 128, 256}
-    assert costs["sdpa.auto"].flops == [4 * 4 * length**2 * 64 for length in (32, 64, 128, 256)]
+    # 256² us are 66 ms, and sixteen times that is too long.
+    assert set(called) == {64, 256}
+    assert costs["sdpa.auto"].flops == [4 * 4 * length**2 * 64 for length in (64, 256)]
     assert costs["sdpa.auto"].at(np.array([study.target_shape.flops]))[0] == pytest.approx(4096**2 * 1e-6)
     assert costs["sdpa.auto"].new_shape_s == pytest.approx(7e-3)
     assert costs["sdpa.math"].flops == costs["reference.float64"].flops == []
-    assert min(len(costs[name].flops) for name in ("draw", "scramble")) >= 4
+    assert min(len(costs[name].flops) for name in ("draw", "scramble")) >= 2
 
 
 def test_a_study_of_this_machine_has_an_estimate():

@@ -140,7 +140,10 @@ def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[st
 
 
 def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
-    """The target with other numbers of queries and of keys, from little work to as much as any of the shapes has."""
+    """The target with other numbers of queries and of keys, from little work to as much as any of the shapes has.
+
+    Each has four times as many as the one before: what a new shape is compiled or planned for takes most of the time.
+    """
     # Of more keys than queries, keys change, and under the mask stay as many as these.
     axis, fewest = ("kv_len", target.seq_len) if target.kv_len > target.seq_len else ("seq_len", 1)
     least, most = (end(shape.flops for shape in shapes) for end in (min, max))
@@ -150,7 +153,7 @@ def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
     called = [first]
     while called[-1].flops < most:
         called.append(called[-1].resized(**{axis: 2 * getattr(called[-1], axis)}))
-    return called
+    return called[::-2][::-1]
 
 
 def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.device) -> None:
