@@ -311,7 +311,7 @@ def test_where_few_queries_are_ahead_and_where_behind_is_said():
         pytest.approx([1.5, 60 / 32], rel=5e-3),
     ]
     told = few.shown(decoded()).parts["said"].markdown
-    assert "has 6 shapes of few queries over more keys" in told  # one query under the mask is one without it
+    assert "Of few queries over more keys 6 shapes were timed; " in told  # one query under the mask is one without it
     assert "at 80.0 GB/s (up to 80 % of the measured copy" in told
 
 

@@ -60,8 +60,6 @@ def _has_peers(results: Results) -> bool:
 def _said(results: Results) -> str:
     return say(
         "backends.few",
-        run=results.run,
-        since=cells.since(results.run, [BEST]),
         shapes=len(few.distinct(few.shapes(results))),
         timing=results.headline.words,
         groups=few.groups(results),
