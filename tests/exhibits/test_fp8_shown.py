@@ -98,7 +98,7 @@ def test_the_largest_and_the_least_error_are_named(run):
 
 
 def test_what_the_gate_refused_is_said(run):
-    refused = "The gate refused `peer.cudnn_fp8` at 2 shapes (normal and outliers values), where it has no latency."
+    refused = "The gate refused `peer.cudnn_fp8` at 2 shapes (normal and outliers values)."
     assert refused in fp8.accuracy(run).caption
     served = run.run.cases[run.run.cases["status"] != FAILED]
     assert "refused" not in fp8.accuracy(changed(run, cases=served)).caption

@@ -1,7 +1,7 @@
 """Cells and notes that several tables share."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from attnlab.exhibits import formats
@@ -9,10 +9,9 @@ from attnlab.infer.cases import AXES
 from attnlab.infer.kernels.rungs import stale
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Absence, Results, absence
-from attnlab.runs.schema import FAILED, MEASURED, TOO_LONG, Run
+from attnlab.runs.schema import MEASURED, TOO_LONG, Run
 from attnlab.study.implementations import FP8_QUANTIZING, PEERS, in_fp8
 from attnlab.study.shapes import Shape
-from attnlab.study.values import NORMAL
 
 CAUSAL_NOTE = (
     "Causal FLOPs count the scores under the mask, 2·B·H·S·(S+1)·D; half of 4·B·H·S²·D would be S/(S+1) of it."
@@ -103,18 +102,6 @@ def given(names: Iterable[str]) -> str:
 def where(results: Results, row: Any) -> str:
     """The shape of a row, as it is told from the others of its study."""
     return formats.shapes([shape_of(row)], results.study.shapes)
-
-
-def refused(results: Results, names: Iterable[str], shapes: Sequence[Shape]) -> str:
-    """After a blank, which implementations the gate refused, and at how many of these shapes; or nothing."""
-    said = ""
-    for name in names:
-        at = [shape for shape in shapes if absence(results, name, shape).startswith(FAILED)]
-        values = list(dict.fromkeys(shape.values for shape in at))
-        on = f" ({formats.listing(values)} values)" if values != [NORMAL] else ""
-        where = f"{formats.count(len(at), 'shape')}{on}, where it has no latency"
-        said += f" The gate refused `{name}` at {where}." if at else ""
-    return said
 
 
 def explained(mark: str) -> str:

@@ -12,7 +12,6 @@ from attnlab.exhibits.kernels.lead import on_another_device
 from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PLAIN, few_powers_of_two, grid_of, look
 from attnlab.exhibits.words import say
 from attnlab.infer.backends import few
-from attnlab.infer.kernels import leads
 from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 from attnlab.study.implementations import PEERS
@@ -43,9 +42,9 @@ def in_short(results: Results, decoded: Results | None) -> str:
     groups = known(lambda: few.groups(found))
     if not groups:
         return ""
-    said = say("backends.few_in_short", groups=groups, peers=_has_peers(found), among=found.study.shapes)
-    refused = cells.refused(found, leads.others(found), few.shapes(found))
-    return f"{said}{refused}{cells.of_another(results, found, BEST)}"
+    facts = {"refused": few.refusals(found), "peers": _has_peers(found), "among": found.study.shapes}
+    said = say("backends.few_in_short", groups=groups, **facts)
+    return f"{said}{cells.of_another(results, found, BEST)}"
 
 
 def ahead_of_it(results: Results) -> list[str]:

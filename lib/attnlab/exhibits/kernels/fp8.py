@@ -20,6 +20,7 @@ from attnlab.infer.cases import CASE
 from attnlab.infer.kernels.leads import Lead, Leads
 from attnlab.infer.lookup import NotMeasured, known, on_values
 from attnlab.infer.results import Results, absence
+from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import CUDNN_FP8, FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
@@ -185,6 +186,17 @@ def roundings(results: Results) -> Table:
     )
 
 
+def _refused(results: Results, names: list[str]) -> str:
+    """After a blank, which of these the gate refused, on which kinds of values; or nothing."""
+    lost = {name: [s for s in results.study.shapes if absence(results, name, s).startswith(FAILED)] for name in names}
+    return "".join(
+        f" The gate refused `{name}` at {formats.count(len(at), 'shape')} "
+        f"({formats.listing(list(dict.fromkeys(shape.values for shape in at)))} values)."
+        for name, at in lost.items()
+        if at
+    )
+
+
 class _Error(NamedTuple):
     """A ratio of an implementation's error and that of `FP8_KERNEL`, on a kind of values."""
 
@@ -220,7 +232,7 @@ def _erred(results: Results) -> str:
         beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
     ends = (min(over), max(over)) if over else ()
     said = say("kernels.fp8_errors", most=max(beside, default=None), least=min(beside, default=None), sixteen=ends)
-    return f"{said}{cells.refused(results, names, results.study.shapes)}"
+    return f"{said}{_refused(results, names)}"
 
 
 def _errors(results: Results) -> dict[Any, float]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from attnlab.infer.kernels import leads
 from attnlab.infer.kernels.leads import Ends, Leads, ends
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results
+from attnlab.infer.results import Results, absence
+from attnlab.runs.schema import FAILED
 from attnlab.study import tuning
 from attnlab.study.shapes import LAYOUTS, Shape
 
@@ -86,12 +87,22 @@ class Group(Leads):
         return ends(float(row["bandwidth_gbs"]) for row in rows) if rows else None
 
 
+def refusals(results: Results) -> dict[str, list[Shape]]:
+    """At which shapes of few queries the gate refused one of SDPA's backends or a peer, by its name."""
+    found, names = distinct(shapes(results)), leads.others(results)
+    lost = {name: [shape for shape in found if absence(results, name, shape).startswith(FAILED)] for name in names}
+    return {name: refused for name, refused in lost.items() if refused}
+
+
 def groups(results: Results) -> list[Group]:
     """One query, and several; each where it was measured with `kernel.best` beside others.
 
+    There is no lead where the gate refused one of the others, which may be as fast and hardly less exact.
+
     Raises NotMeasured where the run has no few queries.
     """
-    found = distinct(shapes(results))
+    lost = {shape for refused in refusals(results).values() for shape in refused}
+    found = [shape for shape in distinct(shapes(results)) if shape not in lost]
     each = [[shape for shape in found if (shape.seq_len > 1) is several] for several in (False, True)]
     led = (leads.under(results, results.headline, some) for some in each)
     return [Group(results.headline, by_shape, results) for by_shape in led if by_shape]
