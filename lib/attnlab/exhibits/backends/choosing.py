@@ -58,7 +58,6 @@ def _chosen(setting: Setting) -> dict[str, Any]:
         "or": ", ".join(setting.others) or None,
         **quantities.cells(setting.row, "median_us", "throughput_tflops"),
         "10³ sequences/s": 1e3 * shape.batch / median_us,
-        "10⁶ tokens/s": shape.tokens / median_us,
         f"ns a token [{formats.CI}]": setting.per_token_ns(),
         **quantities.cells(setting.row, "bandwidth_gbs", "speed_of_light_pct"),
     }

@@ -36,9 +36,11 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     """Whether each implementation supports each kind of shape; few queries by the run `decoded`, if that has them."""
     _require_peers(results)
     fates = _fates(results)
+    named = results.run.cases.loc[results.run.cases["status"] != SKIPPED, "implementation"].unique()
     rows = {
         name: {_plain(sweep): _over(results.sweep(sweep), name, fates) for sweep in results.study.sweeps}
         for name in results.study.implementations
+        if name in named  # the note says of the others why they are nowhere
     }
     run, asked = "", [shape for shape in decoded.study.shapes if tuning.rows_of(shape)] if decoded else []
     if decoded and asked and decoded.run.name != results.run.name:
@@ -47,8 +49,10 @@ def support(results: Results, decoded: Results | None = None) -> Table:
             rows.setdefault(name, {})["few queries"] = _over(asked, name, others)
     alone = {name: _alone(results, name) for name in rows}
     frame = pd.DataFrame([{"implementation": name} | row for name, row in rows.items()])
+    every = [title for title in frame.columns[1:] if set(frame[title].dropna()) == {FATES[MEASURED]}]
+    frame = frame.drop(columns=every)
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
-    note = f"{say('backends.support', run=run)} {_reasons(results)}"
+    note = f"{say('backends.support', run=run, every=every)} {_reasons(results)}"
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
@@ -118,14 +122,16 @@ def _alone(results: Results, name: str) -> pd.Series:
 
 
 def _of_shapes(same: pd.Series) -> str:
-    return "yes" if same.all() else f"at {same.sum()} of {formats.count(len(same), 'shape')}"
+    return "yes" if same.all() else f"{same.sum()} of {len(same)}"
 
 
 def _over(shapes: list[Shape], name: str, fates: dict[Any, str]) -> str:
     """What is shown for an implementation at all shapes of a sweep."""
     found = [fates.get((name, *shape.axes.values()), "not tried") for shape in shapes]
     runs = sum(fate in RUNS for fate in found)
-    return f"yes at {runs} of {len(found)}" if 0 < runs < len(found) else ", ".join(dict.fromkeys(found))
+    if runs == len(found) and FATES[MEASURED] in found:
+        return FATES[MEASURED]
+    return f"{runs} of {len(found)}" if 0 < runs < len(found) else ", ".join(dict.fromkeys(found))
 
 
 def _fates(results: Results) -> dict[Any, str]:
