@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import cells, formats
+from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.decisions import FASTER
 from attnlab.exhibits.display import Figure, Table
@@ -40,7 +40,7 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     rows = {
         name: {_plain(sweep): _over(results.sweep(sweep), name, fates) for sweep in results.study.sweeps}
         for name in results.study.implementations
-        if name in named  # the note says of the others why they are nowhere
+        if name in named  # of the others `environment.cases` says why they are nowhere
     }
     run, asked = "", [shape for shape in decoded.study.shapes if tuning.rows_of(shape)] if decoded else []
     if decoded and asked and decoded.run.name != results.run.name:
@@ -52,8 +52,9 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     every = [title for title in frame.columns[1:] if set(frame[title].dropna()) == {FATES[MEASURED]}]
     frame = frame.drop(columns=every)
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
-    note = f"{say('backends.support', run=run, every=every)} {_reasons(results)}"
-    return Table(frame, "What each implementation supports, by kind of shape.", note)
+    return Table(
+        frame, "What each implementation supports, by kind of shape.", say("backends.support", run=run, every=every)
+    )
 
 
 @exhibit("backends.peers.dots", of="choices")
@@ -142,14 +143,3 @@ def _fates(results: Results) -> dict[Any, str]:
     too_long = set(cases[cases["reason"].str.startswith(TOO_LONG)][CASE].itertuples(index=False, name=None))
     slow = {case for case, status in worst.items() if status == SKIPPED and case in too_long}
     return {case: TOO_SLOW if case in slow else FATES[status] for case, status in worst.items()}
-
-
-def _reasons(results: Results) -> str:
-    """Why implementations have no latency at some shapes, each reason once."""
-    cases = results.run.cases
-    lost = cases[cases["implementation"].isin(results.study.implementations) & (cases["status"] != MEASURED)]
-    names: dict[str, list[str]] = {}
-    for name, reason in lost[["implementation", "reason"]].drop_duplicates().itertuples(index=False, name=None):
-        names.setdefault(cells.alike(reason, name), []).append(name)
-    said = {reason: formats.names(list(dict.fromkeys(found))) for reason, found in names.items()}
-    return " ".join(f"{found}: {formats.ended(reason)}" for reason, found in said.items())
