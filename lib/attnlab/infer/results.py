@@ -1,6 +1,6 @@
 """The results of a run: a row for each case, and verdicts on each candidate against the baseline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -263,6 +263,14 @@ def absence(results: Results, name: str, shape: Shape) -> str:
     if shape not in results.study.shapes:
         return "the study has no such shape"
     return results.lost.get((name, *shape.axes.values()), "not reached yet")
+
+
+def refused(results: Results, names: Iterable[str], shapes: Sequence[Shape]) -> dict[str, list[Shape]]:
+    """At which of these shapes the gate refused an implementation, for each of these that it did."""
+    lost = {
+        name: [shape for shape in shapes if absence(results, name, shape).startswith(schema.FAILED)] for name in names
+    }
+    return {name: at for name, at in lost.items() if at}
 
 
 class Absence(NamedTuple):

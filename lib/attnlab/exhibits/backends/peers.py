@@ -74,18 +74,16 @@ def dots(results: Results) -> Figure:
     if not said:
         raise NotMeasured(f"Nothing was compared with `{name}` in the run that has peers")
     titles = {shape: formats.shapes([shape], results.study.shapes) for shape in of_each_kind(families)}
-    speedups = {
+    near = {
         other: {
-            title: families[shape].verdicts[other].speedup
+            title: verdicts[other].speedup
             for shape, title in titles.items()
-            if other in families[shape].verdicts
+            if other in (verdicts := families[shape].verdicts) and verdicts[other].speedup.estimate > 1 / FAR
         }
         for other in names
     }
-    near = {other: {row: one for row, one in of.items() if one.estimate > 1 / FAR} for other, of in speedups.items()}
-    drawing = ratio_rows(
-        {other: (look(other), of) for other, of in near.items() if of}, list(titles.values()), f"speedup over {name}"
-    )
+    series = {other: (look(other), rows) for other, rows in near.items() if rows}
+    drawing = ratio_rows(series, list(titles.values()), f"speedup over {name}")
     left_out = f" {say('backends.left_out', changed=changed)}" if changed else ""
     return Figure(
         drawing,

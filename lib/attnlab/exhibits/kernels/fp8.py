@@ -19,8 +19,7 @@ from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
 from attnlab.infer.kernels.leads import Lead, Leads
 from attnlab.infer.lookup import NotMeasured, known, on_values
-from attnlab.infer.results import Results, absence
-from attnlab.runs.schema import FAILED
+from attnlab.infer.results import Results, absence, refused
 from attnlab.study.implementations import CUDNN_FP8, FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
@@ -186,17 +185,6 @@ def roundings(results: Results) -> Table:
     )
 
 
-def _refused(results: Results, names: list[str]) -> str:
-    """After a blank, which of these the gate refused, on which kinds of values; or nothing."""
-    lost = {name: [s for s in results.study.shapes if absence(results, name, s).startswith(FAILED)] for name in names}
-    return "".join(
-        f" The gate refused `{name}` at {formats.count(len(at), 'shape')} "
-        f"({formats.listing(list(dict.fromkeys(shape.values for shape in at)))} values)."
-        for name, at in lost.items()
-        if at
-    )
-
-
 class _Error(NamedTuple):
     """A ratio of an implementation's error and that of `FP8_KERNEL`, on a kind of values."""
 
@@ -230,9 +218,13 @@ def _erred(results: Results) -> str:
         over += [_Error(fp8 / best, BEST, shape.values)] if best and fp8 else []
         own = {name: error for name in names if (error := errors.get((name, *shape.axes.values())))}
         beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
-    ends = (min(over), max(over)) if over else ()
-    said = say("kernels.fp8_errors", most=max(beside, default=None), least=min(beside, default=None), sixteen=ends)
-    return f"{said}{_refused(results, names)}"
+    return say(
+        "kernels.fp8_errors",
+        most=max(beside, default=None),
+        least=min(beside, default=None),
+        sixteen=(min(over), max(over)) if over else (),
+        refused=refused(results, names, results.study.shapes),
+    )
 
 
 def _errors(results: Results) -> dict[Any, float]:

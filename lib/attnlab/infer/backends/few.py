@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from attnlab.infer.kernels import leads
 from attnlab.infer.kernels.leads import Ends, Leads, ends
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results, absence
-from attnlab.runs.schema import FAILED
+from attnlab.infer.results import Results, refused
 from attnlab.study import tuning
 from attnlab.study.shapes import LAYOUTS, Shape
 
@@ -89,9 +88,7 @@ class Group(Leads):
 
 def refusals(results: Results) -> dict[str, list[Shape]]:
     """At which shapes of few queries the gate refused one of SDPA's backends or a peer, by its name."""
-    found, names = distinct(shapes(results)), leads.others(results)
-    lost = {name: [shape for shape in found if absence(results, name, shape).startswith(FAILED)] for name in names}
-    return {name: refused for name, refused in lost.items() if refused}
+    return refused(results, leads.others(results), distinct(shapes(results)))
 
 
 def groups(results: Results) -> list[Group]:
@@ -101,7 +98,7 @@ def groups(results: Results) -> list[Group]:
 
     Raises NotMeasured where the run has no few queries.
     """
-    lost = {shape for refused in refusals(results).values() for shape in refused}
+    lost = {shape for each in refusals(results).values() for shape in each}
     found = [shape for shape in distinct(shapes(results)) if shape not in lost]
     each = [[shape for shape in found if (shape.seq_len > 1) is several] for several in (False, True)]
     led = (leads.under(results, results.headline, some) for some in each)
