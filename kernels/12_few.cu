@@ -3,8 +3,9 @@
 // Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K and
 //         V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the warps of a
 //         CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups multiply
-//         (wgmma), and another one brings K and V. Their softmax is lazy, as rung 11's: after a row's first tile, O is
-//         rescaled only where fp16 would overflow. The CTAs of a cluster merge theirs from each other's shared memory. Where
+//         (wgmma), two of which may share the keys of 64 rows as well, and another one brings K and V. Their softmax is lazy,
+//         as rung 11's: after a row's first tile, O is rescaled only where fp16 would overflow. The CTAs of a cluster merge
+//         theirs from each other's shared memory, each thread with all its loads on their way at once. Where
 //         one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go
 //         to a workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
 //         may differ in length: `kv_lens`.
@@ -104,45 +105,60 @@ __device__ __forceinline__ float4 load_four_from_cluster(unsigned address) {
     return x;
 }
 
-// Eight columns of the results of SIZE CTAs, at an address of each one's shared memory, and their logarithms at another; the
-// logarithm of the sum is returned. All loads of four CTAs are on their way at once.
-template <int SIZE> __device__ __forceinline__ float merge_cluster(float (&value)[8], unsigned at, unsigned log_at) {
-    constexpr int AT_ONCE = SIZE < 4 ? SIZE : 4;
+template <int N> struct Size { static constexpr int value = N; };
+
+// Merges a CTA's share of the results of SIZE CTAs: in each one's shared memory those of so many rows, (rows, WIDTH), and the
+// logarithms of their sums. A thread has some of the columns of one row. All its loads are on their way at once, as a round trip
+// takes 0.3 us.
+template <int SIZE, int ROWS, int D, int WIDTH, int THREADS, typename Deliver>
+__device__ __forceinline__ void merge_cluster(const float* parts, const float* logs, int rank, int rows, Deliver deliver) {
+    constexpr int EACH = ROWS * D / (SIZE * THREADS), FOURS = EACH > 4 ? EACH / 4 : 1, STEP = D / FOURS;  // of columns
+    const int items = rows * (STEP / 4), share = (items + SIZE - 1) / SIZE, item = rank * share + threadIdx.x;
+    if (threadIdx.x >= share || item >= items) return;
+    const int row = item / (STEP / 4), column = item % (STEP / 4) * 4;
+    const unsigned at = shared_address(parts + row * WIDTH + column), log_at = shared_address(logs + row);
     float log[SIZE], top = -infinity(), sum = 0;
+    float4 part[SIZE][FOURS];
 #pragma unroll
-    for (int cta = 0; cta < SIZE; ++cta) log[cta] = load_from_cluster(address_in(cta, log_at));
+    for (int cta = 0; cta < SIZE; ++cta) {
+        log[cta] = load_from_cluster(address_in(cta, log_at));
+#pragma unroll
+        for (int i = 0; i < FOURS; ++i) part[cta][i] = load_four_from_cluster(address_in(cta, at) + 4 * STEP * i);
+    }
 #pragma unroll
     for (int cta = 0; cta < SIZE; ++cta) top = fmaxf(top, log[cta]);
 #pragma unroll
-    for (int first = 0; first < SIZE; first += AT_ONCE) {
-        float4 part[AT_ONCE][2];
-#pragma unroll
-        for (int i = 0; i < 2 * AT_ONCE; ++i)
-            part[i / 2][i % 2] = load_four_from_cluster(address_in(first + i / 2, at) + 16 * (i % 2));
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const float share = weight(log[first + i], top);
-            const float4 left = part[i][0], right = part[i][1];
-            const float columns[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
-            sum += share;
-#pragma unroll
-            for (int x = 0; x < 8; ++x) value[x] += share * columns[x];
-        }
+    for (int cta = 0; cta < SIZE; ++cta) {
+        log[cta] = weight(log[cta], top);
+        sum += log[cta];
     }
-    const float inverse = sum == 0 ? 0 : 1 / sum;
+    const float inverse = sum == 0 ? 0 : 1 / sum, log_of_sum = sum == 0 ? -infinity() : top + log2f(sum);
 #pragma unroll
-    for (int x = 0; x < 8; ++x) value[x] *= inverse;
-    return sum == 0 ? -infinity() : top + log2f(sum);
+    for (int i = 0; i < FOURS; ++i) {
+        float value[4] = {};
+#pragma unroll
+        for (int cta = 0; cta < SIZE; ++cta) {
+            const float4 columns = part[cta][i];
+            value[0] += log[cta] * columns.x, value[1] += log[cta] * columns.y;
+            value[2] += log[cta] * columns.z, value[3] += log[cta] * columns.w;
+        }
+#pragma unroll
+        for (int x = 0; x < 4; ++x) value[x] *= inverse;
+        deliver(row, column + STEP * i, value, log_of_sum);
+    }
 }
 
-// Eight columns of a row of O.
-template <typename T> __device__ __forceinline__ void store(T* to, const float (&value)[8]) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(pack<T>(value[0], value[1]), pack<T>(value[2], value[3]),
-                                               pack<T>(value[4], value[5]), pack<T>(value[6], value[7]));
+// Four or eight columns of a row of O, or of a workspace.
+template <typename T, int N> __device__ __forceinline__ void store(T* to, const float (&value)[N]) {
+    struct alignas(2 * N) Packed { unsigned x[N / 2]; } packed;
+#pragma unroll
+    for (int x = 0; x < N; x += 2) packed.x[x / 2] = pack<T>(value[x], value[x + 1]);
+    *reinterpret_cast<Packed*>(to) = packed;
 }
-__device__ __forceinline__ void store(float* to, const float (&value)[8]) {
-    reinterpret_cast<float4*>(to)[0] = make_float4(value[0], value[1], value[2], value[3]);
-    reinterpret_cast<float4*>(to)[1] = make_float4(value[4], value[5], value[6], value[7]);
+template <int N> __device__ __forceinline__ void store(float* to, const float (&value)[N]) {
+#pragma unroll
+    for (int x = 0; x < N; x += 4)
+        *reinterpret_cast<float4*>(to + x) = make_float4(value[x], value[x + 1], value[x + 2], value[x + 3]);
 }
 
 // A block of C among those that a warp holds.
@@ -178,7 +194,7 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
     static constexpr int LEFT = (WARPS / 4 * LAUNCH_REGISTERS - PRODUCER_REGISTERS) / (CONSUMERS / 4) / 8 * 8;
     static constexpr int CONSUMER_REGISTERS = LEFT < 240 ? LEFT : 240;
     static_assert(PARTS * ROWS == 16 * CONSUMERS && OWN_KEYS % 16 == 0, "warps share a tile evenly");
-    static_assert(!BY_WARPGROUPS || (PARTS == 1 && ROWS % 64 == 0 && (KEYS == 64 || KEYS == 128)), "a warpgroup has 64 rows");
+    static_assert(!BY_WARPGROUPS || (ROWS % 64 == 0 && (OWN_KEYS == 64 || OWN_KEYS == 128)), "a warpgroup has 64 rows");
     static_assert(!BY_WARPGROUPS || BEHIND > 0, "the ring holds a tile that is multiplied and one that comes");
 };
 
@@ -370,10 +386,11 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         for (int n = 0; n < OWN_KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
     };
     const int consumer = __shfl_sync(~0u, warp / 4, 0);  // of a warpgroup
+    const int own_keys = PARTS == 1 ? 0 : consumer * 64 / ROWS * OWN_KEYS * 64;  // where they begin in a tile of K or V
     const auto multiply_query_by_keys = [&](const T* k_tile) {
         if constexpr (BY_WARPGROUPS) {
-            const auto of_q = descriptor(shared_address(q_tile + consumer * 64 * D), 16, 1024);
-            const auto of_k = descriptor(shared_address(k_tile), 16, 1024);
+            const auto of_q = descriptor(shared_address(q_tile + consumer % (ROWS / 64) * 64 * D), 16, 1024);
+            const auto of_k = descriptor(shared_address(k_tile + own_keys), 16, 1024);
             begin_products();
 #pragma unroll
             for (int d = 0; d < D / 16; ++d)
@@ -384,7 +401,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     };
     const auto multiply_probabilities_by_values = [&](const T* v_tile) {
         if constexpr (BY_WARPGROUPS) {
-            const auto of_v = descriptor(shared_address(v_tile), KEYS * 128, 1024);
+            const auto of_v = descriptor(shared_address(v_tile + own_keys), KEYS * 128, 1024);
             begin_products();
 #pragma unroll
             for (int j = 0; j < OWN_KEYS / 16; ++j) multiply<T, true>(out, p[j], of_v + (16 * j * 128 >> 4), 1);
@@ -500,7 +517,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             factor = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
             if (lane % 4 == 0) logs[row] = row_sum == 0 ? -infinity() : top + log2f(row_sum);
         } else if (lane % 4 == 0) {
-            tops[row] = top;
+            tops[row] = row_sum == 0 ? -infinity() : top;
             sums[row] = row_sum;
         }
 #pragma unroll
@@ -509,14 +526,14 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                 make_float2(out[4 * d + 2 * half] * factor, out[4 * d + 2 * half + 1] * factor);
     }
     synchronize(1, THREADS);
-    const auto deliver = [&](int row, int chunk, const float(&value)[8], float log) {
+    const auto deliver = [&](int row, int column, const auto& value, float log) {
         if (problem.clusters == 1) {
-            store(o + problem.offset(problem.o, batch, kv_head, first + row) + 8 * chunk, value);
+            store(o + problem.offset(problem.o, batch, kv_head, first + row) + column, value);
         } else {
             using P = Partial<D>;
             const long long index = (static_cast<long long>(head) * problem.clusters + cluster) * rows + first + row;
-            store(workspace + index * P::SIZE + 8 * chunk, value);
-            if (chunk == 0) workspace[index * P::SIZE + P::LOG] = log;
+            store(workspace + index * P::SIZE + column, value);
+            if (column == 0) workspace[index * P::SIZE + P::LOG] = log;
         }
     };
     const int items = min(ROWS, rows - first) * CHUNKS;
@@ -527,7 +544,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                 float value[8];
 #pragma unroll
                 for (int x = 0; x < 8; ++x) value[x] = parts[row * WIDTH + 8 * chunk + x];
-                deliver(row, chunk, value, logs[row]);
+                deliver(row, 8 * chunk, value, logs[row]);
             }
     } else {
         for (int i = threadIdx.x; i < items; i += THREADS) {
@@ -547,7 +564,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 #pragma unroll
             for (int x = 0; x < 8; ++x) value[x] *= inverse;
             if (problem.cluster == 1) {
-                deliver(row, chunk, value, log);
+                deliver(row, 8 * chunk, value, log);
             } else {
                 store(parts + row * WIDTH + 8 * chunk, value);
                 if (chunk == 0) logs[row] = log;
@@ -556,17 +573,13 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     }
     if (problem.cluster == 1) return;
     synchronize_cluster();
-    const int share = (items + problem.cluster - 1) / problem.cluster;  // each CTA merges so many
-    for (int i = rank * share + threadIdx.x; i < min(items, (rank + 1) * share); i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        const unsigned at = shared_address(parts + row * WIDTH + 8 * chunk), log_at = shared_address(logs + row);
-        float value[8] = {}, log;
-        if (problem.cluster == 2) log = merge_cluster<2>(value, at, log_at);
-        else if (problem.cluster == 4) log = merge_cluster<4>(value, at, log_at);
-        else if (problem.cluster == 8) log = merge_cluster<8>(value, at, log_at);
-        else log = merge_cluster<16>(value, at, log_at);
-        deliver(row, chunk, value, log);
-    }
+    const auto merge_results = [&](auto size) {
+        merge_cluster<decltype(size)::value, ROWS, D, WIDTH, THREADS>(parts, logs, rank, items / CHUNKS, deliver);
+    };
+    if (problem.cluster == 2) merge_results(Size<2>());
+    else if (problem.cluster == 4) merge_results(Size<4>());
+    else if (problem.cluster == 8) merge_results(Size<8>());
+    else merge_results(Size<16>());
     leave_cluster();  // nobody ends whose memory is still read
 }
 

@@ -143,6 +143,17 @@ def test_a_kernel_that_splits_keys_runs_the_tile_for_the_rows_at_hand(kernels):
     ]
 
 
+def test_of_tiles_with_as_many_rows_the_chosen_one_runs(kernels):
+    tiles = [TILE | {"name": name, "rows": rows} for name, rows in (("small", 16), ("one", 64), ("two", 64))]
+    ladders.write(kernels, rung(*tiles, arguments="split keys", merge="merge"))
+    made = tuned(choice("two", heads=2, seq_len=900, rows=60), choice("small", heads=2, seq_len=900, rows=16))
+    assert [made.choice(Shape(1, 8, n, 64, kv_heads=2, kv_len=2000)).tile for n in (1, 6, 16)] == [
+        "small",
+        "one",
+        "two",
+    ]
+
+
 def test_where_no_few_queries_were_tuned_the_other_choices_count(kernels):
     ladders.write(kernels, rung(TILE, name="views", arguments="views"), rung(TILE, name="least", most_queries=8))
     made = tuned(choice("", rung="views"), choice("", rung="least", seq_len=16))

@@ -240,14 +240,15 @@ class Rung(Step):
         """The tiles that serve such shapes, in the entry's order; the first is what runs.
 
         Args:
-            rows: the queries of all heads that share a head of K and V. With split keys, one tile serves them: of those
-                that hold them, or `TILE_ROWS` of them, the one that leaves the fewest rows empty; 0 for all.
+            rows: the queries of all heads that share a head of K and V. With split keys, only tiles serve them that
+                hold them, or `TILE_ROWS` of them, and leave the fewest rows empty; 0 for all.
         """
         tiles = [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
         if rows and tiles and self.splits_keys:
             held = min(rows, TILE_ROWS, max(tile.rows for tile in tiles))
             large = [tile for tile in tiles if tile.rows >= held]
-            return [min(large, key=lambda tile: (tile.items(rows, 1) * tile.rows, tile.rows))]
+            fewest = min((tile.items(rows, 1) * tile.rows, tile.rows) for tile in large)[1]
+            return [tile for tile in large if tile.rows == fewest]
         return tiles
 
     @property

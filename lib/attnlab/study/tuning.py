@@ -153,7 +153,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         """Of the choices at the nearest shape of the same head_dim and mask, the one expected to be the fastest here.
 
         Only instances count that serve this number of keys, and this layout, these heads and this scale. Where keys may
-        be split, choices at such shapes come first, if there are any; the tile is then the one for these rows.
+        be split, choices at such shapes come first, if there are any; the tile is then one for these rows.
 
         Raises:
             UserError: there is none, or a kernel changed since.
@@ -162,9 +162,8 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
             alike = self._alike.get((shape.head_dim, shape.causal, split), {}).values()
             if chosen := self._nearest(shape, sorted(alike, key=lambda near: near[0].distance(shape))):
                 rung, tile = self.instance(chosen)
-                if rung.splits_keys:
-                    (tile,) = rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows)
-                return chosen.model_copy(update={"tile": tile.name})
+                tiles = rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows)
+                return chosen if tile in tiles else chosen.model_copy(update={"tile": tiles[0].name})
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
     def _nearest(self, shape: Shape, by_distance: Collection[list[Choice]]) -> Choice | None:

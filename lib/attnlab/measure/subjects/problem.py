@@ -27,12 +27,14 @@ READ_COST, READ_POWER = 1.5, 1.5
 # With fewer heads nothing is gained.
 LEAST_HEADS = 4
 # Of a kernel that splits keys, in the time that a CTA takes for a tile of keys: what a CTA costs besides its tiles, and
-# what the second launch does. Rows whose results take as long as a tile of keys to merge, by each CTA of a cluster, and
-# by way of the workspace. How much faster a multiprocessor reads with two CTAs than with one. Fitted to trials of every
-# split at 23 shapes on an H200: 1.4 % slower than the fastest on average, and 8 % at most.
-START_TILES, MERGE_TILES = 1.5, 1.0
-CLUSTER_ROWS, WORKSPACE_ROWS = 200, 1600
+# what the second launch does. Rows whose results take as long as a tile of keys to merge, in a cluster of any size, and
+# by way of the workspace. How much faster a multiprocessor reads with two CTAs than with one; and how much of the time
+# for a tile it takes with the one that it holds, of few rows, while others are idle and leave it the memory. Fitted to
+# trials of every split at 48 shapes on an H200: 0.5 % slower than the fastest on average, and 5 % at most.
+START_TILES, MERGE_TILES = 6.0, 1.0
+CLUSTER_ROWS, WORKSPACE_ROWS = 160, 3200
 TOGETHER = 1.2
+ALONE, FEW_ROWS = 0.8, 64
 # The sizes of clusters, as the kernel's merge has them. Up to 8 are portable.
 CLUSTERS = (1, 2, 4, 8, 16)
 # More rounds of CTAs than this are not tried, unless there are as many without a split.
@@ -232,11 +234,13 @@ def cost(
     load = ctas * ctas_per_sm / at_once
     if ctas > at_once:
         rounds = math.ceil(ctas / at_once) * float(ctas_per_sm)
+    elif load > 1:
+        rounds = max(load, math.ceil(load) / TOGETHER)
     else:
-        rounds = max(load, math.ceil(load) / TOGETHER) if load > 1 else 1.0
+        rounds = max(load, ALONE) if ctas_per_sm == 1 and rows <= FEW_ROWS else 1.0
     took = rounds * (-(-tiles // (clusters * cluster)) + START_TILES)
     if cluster > 1:
-        took += cluster * rows / CLUSTER_ROWS
+        took += rows / CLUSTER_ROWS
     if clusters > 1:
         took += MERGE_TILES + items * rows * clusters / WORKSPACE_ROWS
     return took

@@ -1,0 +1,48 @@
+"""Tune `kernel.best` on all GPUs of a machine at once, as `make tune` does on one: each takes a part of the shapes.
+
+``PYTHONPATH=lib python3 tools/gpu/tune.py`` writes what they found into the tuning of the device. Their logs are
+/tmp/tune.*.log.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from attnlab.base import paths
+from attnlab.measure.session import tune
+from attnlab.study import tuning
+
+PART = "from attnlab.measure.session import tune; tune.SHAPES = tune.SHAPES[{}::{}]; tune.tune()"
+
+
+def main() -> None:
+    gpus, made = range(torch.cuda.device_count()), tuning.path(torch.cuda.get_device_name())
+    running = [_begin(gpu, len(gpus)) for gpu in gpus]
+    if failed := [gpu for gpu, process in zip(gpus, running, strict=True) if process.wait()]:
+        raise SystemExit(f"it failed on GPU {', '.join(map(str, failed))}: see /tmp/tune.*.log")
+    own = made.relative_to(paths.kernels())
+    parts = [tuning.Tuning.model_validate_json((_folder(gpu) / own).read_bytes()) for gpu in gpus]
+    order = [tuning.place(shape, parts[0].multiprocessors) for shape in tune.SHAPES]
+    choices = [choice for part in parts for choice in part.choices]
+    choices.sort(key=lambda choice: (order.index(choice.place), choice.latency_us))
+    tuning.write(parts[0].model_copy(update={"choices": choices}))
+    print(f"{made}: {len({choice.place for choice in choices})} of {len(order)} shapes")
+
+
+def _begin(gpu: int, gpus: int) -> subprocess.Popen[bytes]:
+    shutil.copytree(paths.kernels(), _folder(gpu), dirs_exist_ok=True)
+    there = {"CUDA_VISIBLE_DEVICES": str(gpu), "ATTNLAB_KERNELS": str(_folder(gpu))}
+    with open(f"/tmp/tune.{gpu}.log", "wb") as log:
+        return subprocess.Popen([sys.executable, "-c", PART.format(gpu, gpus)], env=os.environ | there, stderr=log)
+
+
+def _folder(gpu: int) -> Path:
+    return Path(f"/tmp/kernels.{gpu}")
+
+
+if __name__ == "__main__":
+    main()
