@@ -1,17 +1,17 @@
-"""Recording how models generate: a process for each replicate, a block for each of its models."""
+"""Recording how models generate: a process and a block for each model in each replicate."""
 
 import copy
-import gc
 import math
 import random
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ WATCHED = "attnlab.watched"
 
 @dataclass(frozen=True)
 class Job:
-    """One replicate: the models of the plan that a record still lacks.
+    """A model in a replicate, of which a record lacks the block.
 
     Attributes:
         own: the plan's only model, where its weights come from a folder.
@@ -51,7 +51,7 @@ class Job:
     plan: Plan
     device: str
     replicate: int
-    models: tuple[Model, ...]
+    model: Model
     environment: str
     table: Path | None
     own: pretrained.Own | None
@@ -91,8 +91,7 @@ def record_models(
         if (begun.dispatch or {}) != dispatched:
             raise Outdated(f"the dispatch table changed since the record {name!r} began: start a new one")
         read.held(run)  # which refuses blocks that were lost or changed, before others are measured
-        for job in _jobs(run, begun, device, own):
-            pool.submit(take, job).result()
+        deque(pool.map(take, _jobs(run, begun, device, own)), maxlen=0)
         write.finish(run)
 
 
@@ -108,50 +107,43 @@ def survey(kind: str) -> dict[str, Any]:
 def _jobs(run: str, begun: ModelFields, device: torch.device, own: pretrained.Own | None) -> Iterator[Job]:
     done = write.recorded(run, GENERATIONS.name)
     table = dispatch.path(begun.device.name) if begun.dispatch else None
-    for replicate in range(begun.plan.replicates):
-        lacking = tuple(one for one in begun.plan.models if schema.model_key(replicate, one.name) not in done)
-        if lacking:
-            yield Job(run, begun.plan, device.type, replicate, lacking, begun.environment.hash, table, own)
+    for replicate, one in product(range(begun.plan.replicates), begun.plan.models):
+        if schema.model_key(replicate, one.name) not in done:
+            yield Job(run, begun.plan, device.type, replicate, one, begun.environment.hash, table, own)
 
 
 def take(job: Job) -> None:
-    """Measure a replicate, a model at a time.
+    """Measure a model in a replicate.
 
     Raises:
-        UserError: the device's memory doesn't hold a model.
+        UserError: the device's memory doesn't hold the model.
         Outdated: the environment isn't the one that the record began in.
     """
-    device, name = torch.device(job.device), schema.folder(job.run).name
+    device, one = torch.device(job.device), job.model
     environment.lock_as_begun(job.run, job.environment, device)
     model.register(CANDIDATE, model.attention)
     if job.table:
         attend.use(job.table)
-    for one in job.models:
-        which = f"replicate {job.replicate + 1} of {job.plan.replicates}"
-        print(f"{name}: {which}, {one.name}", file=sys.stderr, flush=True)
-        try:
-            with warnings.catch_warnings(action="ignore"):  # that torch knows no deterministic way for this and that
-                rows = _block(job, one, device)
-            for table in MODEL_TABLES.values():  # the samples last: a block that has them is whole
-                write.add_part(
-                    job.run, table.name, schema.model_key(job.replicate, one.name), table.frame(rows[table.name])
-                )
-        except RuntimeError as error:
-            if not ran_out_of_memory(error):
-                raise
-            raise UserError(
-                f"the device's memory doesn't hold {one.name} with its reference: state smaller ones, as in "
-                '`make model PARAMS="models=gpt2 batch=1 prompt=512"`'
-            ) from None
-        finally:
-            gc.collect()  # a model is a cycle of references
-            devices.release(device)
+    which = f"replicate {job.replicate + 1} of {job.plan.replicates}, {one.name}"
+    print(f"{schema.folder(job.run).name}: {which}", file=sys.stderr, flush=True)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that torch knows no deterministic way for this and that
+            rows = _block(job, device)
+    except RuntimeError as error:
+        if not ran_out_of_memory(error):
+            raise
+        raise UserError(
+            f"the device's memory doesn't hold {one.name} with its reference: state smaller ones, as in "
+            '`make model PARAMS="models=gpt2 batch=1 prompt=512"`'
+        ) from None
+    for table in MODEL_TABLES.values():  # the samples last: a block that has them is whole
+        write.add_part(job.run, table.name, schema.model_key(job.replicate, one.name), table.frame(rows[table.name]))
 
 
-def _block(job: Job, one: Model, device: torch.device) -> dict[str, list[Row]]:
-    made = model.build(job.own.folder if job.own else one, job.plan.positions, job.plan.dtype, device)
+def _block(job: Job, device: torch.device) -> dict[str, list[Row]]:
+    made = model.build(job.own.folder if job.own else job.model, job.plan.positions, job.plan.dtype, device)
     generator = torch.Generator(device).manual_seed(rules.SEED + job.replicate)
-    taken = [_Taking(job, each, made, _prompts(job, each, generator)) for each in job.plan.workloads(one)]
+    taken = [_Taking(job, each, made, _prompts(job, each, generator)) for each in job.plan.workloads(job.model)]
     tables = {"samples": [row for each in taken for row in each.samples()]}
     tables["kernels"] = [row for each in taken for row in each.kernels()]
     wide = copy.deepcopy(made).to(getattr(torch, WIDER[job.plan.dtype]))
