@@ -1,0 +1,85 @@
+"""Look into a model's step of one token under a CUDA graph, as page 09 times it: half a minute for a model.
+
+``PYTHONPATH=lib python3 tools/gpu/step.py 512 gpt2 llama-64`` prints, for SDPA, for `attend`, and for `attend` whose
+kernels wait until what is before them has ended, what a launch of the graph takes the host and a replay the device, in
+µs; and by CUPTI the kernels of a replay: how many, for how long, and the gap before each, those that take most first.
+"""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from statistics import median
+from unittest.mock import patch
+
+import torch
+from splits import late
+from torch.profiler import ProfilerActivity, profile
+
+from attnlab.measure.clocks import cuda_events
+from attnlab.measure.instruments import environment
+from attnlab.measure.subjects import attend, launch, model
+from attnlab.study.models import BASELINE, CANDIDATE, DEFAULTS, DTYPES, MODELS
+
+DEVICE = torch.device("cuda")
+REPLAYS, SHOWN = 20, 14
+Replay = Callable[[], object]
+
+
+def main(prompt: int, names: list[str]) -> None:
+    environment.lock()
+    model.register(CANDIDATE, model.attention)
+    attend.use()
+    print(torch.cuda.get_device_name())
+    for name in names:
+        made = model.build(MODELS[name], prompt + 64, DTYPES["cuda"], DEVICE)
+        prompts = torch.randint(MODELS[name].vocabulary, (DEFAULTS["cuda"]["batch"][0], prompt), device=DEVICE)
+        for attention, waits in ((BASELINE, False), (CANDIDATE, False), (CANDIDATE, True)):
+            with ExitStack() as stack:
+                if waits:
+                    stack.enter_context(patch.object(launch, "early", late))
+                attend._split_keys.cache_clear()  # launches are prepared as they are launched
+                made.set_attn_implementation(model.REGISTERED[attention])
+                replay = model.steps(made, prompts)["graph_us"]
+                print(f"{name}, {prompt} keys, {attention}{', late' if waits else ''}: {_times(replay)}", flush=True)
+                print("\n".join(_kernels(replay)), flush=True)
+
+
+def _times(replay: Replay) -> str:
+    host_us, alone_us, queued_us = [], [], []
+    for _ in range(REPLAYS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        replay()
+        host_us.append((time.perf_counter() - begin) * 1e6)
+        queued_us.append(cuda_events.timed(DEVICE, replay)[0])
+        torch.cuda.synchronize()
+        alone_us.append(cuda_events.timed(DEVICE, replay)[0])
+    host, alone, queued = map(median, (host_us, alone_us, queued_us))
+    return f"launched in {host:.0f} us of the host; on the device {queued:.0f} behind a replay, {alone:.0f} behind none"
+
+
+def _kernels(replay: Replay) -> list[str]:
+    with profile(activities=[ProfilerActivity.CUDA]) as traced:
+        replay()
+        torch.cuda.synchronize()
+    events = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in traced.events() or []
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    took, gaps, before = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), None
+    for start, end, name in events:
+        took[name].append(end - start)
+        gaps[name].append(start - before if before is not None else 0)
+        before = end if before is None else max(before, end)
+    listed = sorted(took, key=lambda name: -sum(took[name]) - sum(gaps[name]))[:SHOWN]
+    return [
+        f"  {len(took[name]):4} x {median(took[name]):6.2f} us after {median(gaps[name]):6.2f}  {name[:90]}"
+        for name in listed
+    ]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
