@@ -53,7 +53,7 @@ LABELS = {
 ODD = ["peer.a_b%c&d#e$f^g~h", "peer.back\\slash{brace}", "peer.<b>tag</b>", "peer.naïve·漢字·🙂", f"peer.{'x' * 195}"]
 KINDS_US = {"normal": 40.0, "sd 4": 40.0, "zeros": 30.0}, {"normal": 25.0, "sd 4": 32.0, "zeros": 40.0}
 UNSTEADY_US = {"normal": 40.0, "sd 4": 40.0}, {"normal": 25.0, "sd 4": 45.0}
-CHANGED = ["sdpa.auto", "kernel.tiled"]
+CHANGED = dict.fromkeys(["sdpa.auto", "kernel.tiled"])
 """Said to have changed since the run `before`."""
 GONE = ("failed", "before timing, call: error against float64")
 CHANGES = {
@@ -128,7 +128,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
             "kinds": made(synthetic.of_kinds(dict(zip(("sdpa.auto", "sdpa.flash"), KINDS_US, strict=True)))),
         }
         blocks = {name: data.payload(of, []) for name, of in alone.items()}
-        patch.setattr(recorded.rungs, "stale", lambda run: CHANGED if run.name == "before" else [])
+        patch.setattr(recorded.rungs, "stale", lambda run: CHANGED if run.name == "before" else {})
         blocks["two runs"] = data.payload(here, [others.told(there, [there.study.baseline])])
         of = there.run.manifest["device"] | {"name": "NVIDIA H100 80GB HBM3"}
         run = replace(there.run, name="elsewhere", manifest={**there.run.manifest, "device": of})
@@ -475,7 +475,7 @@ def test_thousands_are_of_1024_and_the_run_that_is_shown_comes_first(explorer):
 
 
 def test_a_kernel_that_has_changed_since_its_run_is_said_where_its_numbers_are(explorer):
-    changed = "sdpa.auto and kernel.tiled changed since"
+    changed = "sdpa.auto and kernel.tiled have changed since"
     assert changed not in explorer.locator("header").inner_text()
     explorer.locator("#attnlab-run").select_option("before")
     assert changed in explorer.locator("header").inner_text()

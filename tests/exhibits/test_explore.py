@@ -291,10 +291,11 @@ def test_where_room_lacks_the_last_of_the_other_runs_are_left_out_and_named(agai
 
 def test_a_run_says_when_it_was_and_what_has_changed_since(monkeypatch):
     assert (told()["label"], told()["since"]) == (f"synthetic, {told()['created']}", "")
-    monkeypatch.setattr(recorded.rungs, "stale", lambda run: ["kernel.tiled", "kernel.best"])
+    some = frozenset(inferred().study.shapes[1:2])
+    monkeypatch.setattr(recorded.rungs, "stale", lambda run: {"kernel.tiled": None, "kernel.best": some})
     run = recorded.recorded(inferred(), [])
-    assert run["changed"] == ["kernel.tiled", "kernel.best"]
-    assert run["since"] == " · `kernel.tiled` and `kernel.best` changed since"
+    assert run["changed"] == {"kernel.tiled": None, "kernel.best": [1]}
+    assert run["since"] == " · `kernel.tiled` and `kernel.best` at 1 shape have changed since"
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

@@ -40,10 +40,14 @@ def test_a_run_without_kernels_says_so_once(id):
 
 
 def test_kernels_that_changed_are_named(monkeypatch):
-    for names in (["kernel.mma"], ["kernel.mma", "kernel.tiled"]):
-        monkeypatch.setattr(climb, "stale_kernels", lambda run, names=names: names)
-        assert all(f"`{name}`" in plain(climb.stale(climbed())) for name in names)
-    monkeypatch.setattr(climb, "stale_kernels", lambda run: [])
+    some = frozenset(climbed().study.shapes[:1])
+    for found, words in (
+        ({"kernel.mma": None}, "`kernel.mma` has changed since"),
+        ({"kernel.mma": None, "kernel.best": some}, "`kernel.mma` and `kernel.best` at 1 shape have changed since"),
+    ):
+        monkeypatch.setattr(climb, "stale_kernels", lambda run, found=found: found)
+        assert words in plain(climb.stale(climbed()))
+    monkeypatch.setattr(climb, "stale_kernels", lambda run: {})
     assert climb.stale(climbed()) is None
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import ladders
 import pandas as pd
@@ -580,12 +581,14 @@ def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(launched,
     assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
 
 
-def test_the_best_of_few_queries_has_the_tile_for_their_rows(h200, folder):
-    tiles = [TILE | {"name": f"rows_{rows}", "rows": rows} for rows in (16, 64)]
+def test_the_best_of_few_queries_has_the_tile_for_their_rows_and_of_several_the_chosen_one(h200, folder):
+    tiles = [TILE | {"name": name, "rows": rows} for name, rows in (("small", 16), ("one", 64), ("two", 64))]
     ladders.write(folder, rung(*tiles, arguments="split keys", merge="merge", most_queries=8))
-    tuned(choice("rows_16", rows=4, seq_len=60, heads=2, causal=True))
-    kernel = registry.find("kernel.best").call.kernel(on_gpu(2, 24, 8, 64), *[on_gpu(2, 1, 60, 64)] * 2, True)
-    assert kernel.rung.tiles_for(64, 60, True, 192)[0].name == "rows_64"
+    few = partial(choice, seq_len=60, heads=2, causal=True)
+    for chosen, runs in ((few("small", rows=4), "one"), (few("two", rows=192), "two")):
+        tuned(chosen)
+        best = registry.find("kernel.best").call.kernel(on_gpu(2, 24, 8, 64), *[on_gpu(2, 1, 60, 64)] * 2, True)
+        assert [tile.name for tile in best.rung.tiles] == [runs]
 
 
 def test_lengths_go_to_what_was_chosen_if_it_splits_keys_and_else_to_few(h200, folder):
@@ -789,48 +792,49 @@ def test_a_call_that_was_held_up_once_is_timed(measured):
 def test_evidence_is_stale_once_the_kernel_changed(folder, data):
     kernels = ladder.hashes() | {"kernel.gone": "1", "old.cu": "2"}
     run = SimpleNamespace(manifest={"kernels": kernels, "device": {"name": "NVIDIA H200"}})
-    assert recorded_rungs.stale(run) == ["kernel.gone"]
+    assert recorded_rungs.stale(run) == {"kernel.gone": None}
     (folder / "widen.cuh").write_text(ladders.HEADER + "struct Another;\n")
-    assert recorded_rungs.stale(run) == ["kernel.plain", "kernel.gone"]
+    assert recorded_rungs.stale(run) == dict.fromkeys(["kernel.plain", "kernel.gone"])
     (folder / "ladder.toml").unlink()
-    assert recorded_rungs.stale(run) == []
+    assert recorded_rungs.stale(run) == {}
 
 
 NOT_LAUNCHED = pd.DataFrame(columns=["implementation", *Shape.AXES, "function"])
 
 
-def test_best_is_no_other_where_another_tuning_runs_the_same(folder):
-    shape = Shape(2, 3, 200, 64)
+def stale(manifest: dict[str, Any], resources: pd.DataFrame) -> recorded_rungs.Changes:
+    return recorded_rungs.stale(SimpleNamespace(manifest=manifest, resources=resources))
+
+
+def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(folder):
+    shapes = Shape(2, 3, 200, 64), Shape(2, 3, 300, 64)
     (one,) = ladder.load()
-    launched = {axis: getattr(shape, axis) for axis in Shape.AXES}
-    function = one.expression(shape.dtype, one.tiles[0], shape.causal)
-    rows = pd.DataFrame([launched | {"implementation": "kernel.best", "function": function}])
+    what = {"implementation": "kernel.best", "function": one.expression("float16", one.tiles[0], False)}
+    rows = pd.DataFrame([{axis: getattr(shape, axis) for axis in Shape.AXES} | what for shape in shapes])
     manifest = {"kernels": ladder.hashes() | {"kernel.best": "1"}, "device": {"name": "NVIDIA H200"}}
-    run = SimpleNamespace(manifest=manifest, resources=rows)
-    assert recorded_rungs.stale(run) == ["kernel.best"]  # there is no tuning
+    assert stale(manifest, rows) == {"kernel.best": None}  # there is no tuning
     tuned(choice(one.tiles[0].name))
-    assert recorded_rungs.stale(run) == []
-    changed = SimpleNamespace(manifest=manifest, resources=rows.assign(function="plain<another>"))
-    assert recorded_rungs.stale(changed) == ["kernel.best"]
-    unnamed = SimpleNamespace(manifest=manifest | {"kernels": {"kernel.best": "1"}}, resources=rows)
-    assert recorded_rungs.stale(unnamed) == ["kernel.best"]
+    assert stale(manifest, rows) == {}
+    rows.loc[1, "function"] = "plain<another>"
+    assert stale(manifest, rows) == {"kernel.best": {shapes[1]}}
+    same = manifest | {"kernels": tuning.hashes(["kernel.best"], "NVIDIA H200")}
+    assert stale(same, rows) == {"kernel.best": {shapes[1]}}  # another rule chose
+    unnamed = manifest | {"kernels": {"kernel.best": "1"}}
+    assert stale(unnamed, rows) == {"kernel.best": None}
 
 
 def test_evidence_for_the_best_is_stale_once_the_tuning_or_a_kernel_of_it_changed(folder):
-    def stale() -> list[str]:
-        manifest = {"kernels": recorded, "device": {"name": "NVIDIA H200"}}
-        return recorded_rungs.stale(SimpleNamespace(manifest=manifest, resources=NOT_LAUNCHED))
-
     path = tuned(choice(""))
-    recorded = {"kernel.best": tuning.hashes(["kernel.best"], "NVIDIA H200")["kernel.best"]}
-    assert stale() == []
+    manifest = {"kernels": tuning.hashes(["kernel.best"], "NVIDIA H200"), "device": {"name": "NVIDIA H200"}}
+    changed = {"kernel.best": None}
+    assert stale(manifest, NOT_LAUNCHED) == {}
     before = path.read_bytes()
     tuned(choice("", latency_us=2.0))
-    assert stale() == ["kernel.best"]
+    assert stale(manifest, NOT_LAUNCHED) == changed
     path.write_bytes(before)
-    assert stale() == []
+    assert stale(manifest, NOT_LAUNCHED) == {}
     (folder / "plain.cu").write_text(SOURCE + "struct Another;\n")
-    assert stale() == ["kernel.best"]
+    assert stale(manifest, NOT_LAUNCHED) == changed
     (folder / "plain.cu").write_text(SOURCE)
     path.unlink()
-    assert stale() == ["kernel.best"]
+    assert stale(manifest, NOT_LAUNCHED) == changed

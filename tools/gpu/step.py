@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from splits import late
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from attnlab.measure.clocks import cuda_events
@@ -67,7 +68,7 @@ def _kernels(replay: Replay) -> list[str]:
     events = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in traced.events() or []
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA
     )
     took, gaps, before = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), None
     for start, end, name in events:

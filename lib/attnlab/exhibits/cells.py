@@ -6,7 +6,7 @@ from typing import Any
 
 from attnlab.exhibits import formats
 from attnlab.infer.cases import AXES
-from attnlab.infer.kernels.rungs import stale
+from attnlab.infer.kernels.rungs import Changes, stale
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Absence, Results, absence
 from attnlab.runs.schema import MEASURED, TOO_LONG, Run
@@ -54,9 +54,16 @@ def alike(reason: str, name: str) -> str:
 
 def since(run: Run, names: Iterable[str]) -> str:
     """After the date of a run, which of these have changed since it was recorded; or nothing."""
-    stale_now = stale(run)
-    changed = [name for name in names if name in stale_now]
-    return f", since when {formats.names(changed)} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""
+    found = stale(run)
+    changed = changes({name: found[name] for name in names if name in found})
+    return f", since when {changed}" if changed else ""
+
+
+def changes(found: Changes) -> str:
+    """``kernel.mma and kernel.lazy have changed``, and at how many shapes where that is known; empty for nothing."""
+    shapes = {name: f" at {len(at)} shape{'s' * (len(at) > 1)}" if at else "" for name, at in found.items()}
+    each = formats.listing([f"`{name}`{at}" for name, at in shapes.items()])
+    return f"{each} {'has' if len(found) == 1 else 'have'} changed" if found else ""
 
 
 def by_run(run: Run, names: Iterable[str]) -> str:

@@ -153,7 +153,7 @@ class Records:
             },
             "headline_timing": results.headline.model_dump(),
             "clocks_not_there": results.run.manifest["missing_clocks"],
-            "stale_kernels": rungs.stale(results.run),
+            "stale_kernels": list(rungs.stale(results.run)),
             "checks": {"made": len(checks), "passed": int(checks["passed"].sum())},
             "baseline_against_itself": self._false_positives(),
             "conventions": CONVENTIONS | ({"cards": ON_CARDS} if results.over_cards else {}),

@@ -105,13 +105,16 @@ class Part:
         if not timings:
             words = " or ".join(timing.words for timing in CLOCKS)
             raise UserError(f"the run {name!r} was not timed by the {words}, by which `attend` is to choose")
-        stale = rungs.stale(results.run)
+        changed = rungs.stale(results.run)
         plain = dict.fromkeys(shape.plain for shape in results.study.shapes)
         known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
-        if BEST in stale and before and results.run.manifest["seal"] in before.seal.split(","):
+        if BEST in changed and before and results.run.manifest["seal"] in before.seal.split(","):
             known = [shape for shape in known if before.still_runs(shape)]
-            stale.remove(BEST)
-        names = [n for n in results.study.implementations if _is_callable(n) and n not in (FALLBACK, *stale)]
+            del changed[BEST]
+        elif at := changed.get(BEST):
+            known = [shape for shape in known if shape not in {each.plain for each in at}]
+            del changed[BEST]
+        names = [n for n in results.study.implementations if _is_callable(n) and n not in (FALLBACK, *changed)]
         served = [shape for shape in known if all(kinds.shapes(results, shape, timing) for timing in timings)]
         return cls(results, timings, names, served)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import formats
+from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.decisions import FASTER
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.style import look, ratio_rows
 from attnlab.exhibits.words import say
 from attnlab.infer.cases import AXES, CASE
-from attnlab.infer.kernels.rungs import stale
+from attnlab.infer.kernels.rungs import Changes, stale
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, TOO_LONG
@@ -64,33 +64,39 @@ def dots(results: Results) -> Figure:
     name = results.study.baseline
     families = results.families_under(results.headline)
     # Other packages are as they were; of a kernel of ours that has changed since, a number is evidence for nothing.
-    changed = [other for other in stale(results.run) if any(other in of.verdicts for of in families.values())]
-    names = [other for other in results.study.implementations if other not in changed]
-    counts = {
-        other: Counter(of.verdicts[other].decision for of in families.values() if other in of.verdicts)
-        for other in names
+    found = stale(results.run)
+    verdicts = {
+        shape: {other: one for other, one in of.verdicts.items() if not _changed(found, other, shape)}
+        for shape, of in families.items()
     }
+    names = list(results.study.implementations)
+    counts = {other: Counter(of[other].decision for of in verdicts.values() if other in of) for other in names}
     said = say("backends.faster", counts={other: (one[FASTER], one.total()) for other, one in counts.items() if one})
     if not said:
         raise NotMeasured(f"Nothing was compared with `{name}` in the run that has peers")
     titles = {shape: formats.shapes([shape], results.study.shapes) for shape in of_each_kind(families)}
     near = {
         other: {
-            title: verdicts[other].speedup
+            title: verdicts[shape][other].speedup
             for shape, title in titles.items()
-            if other in (verdicts := families[shape].verdicts) and verdicts[other].speedup.estimate > 1 / FAR
+            if other in verdicts[shape] and verdicts[shape][other].speedup.estimate > 1 / FAR
         }
         for other in names
     }
     series = {other: (look(other), rows) for other, rows in near.items() if rows}
     drawing = ratio_rows(series, list(titles.values()), f"speedup over {name}")
-    left_out = f" {say('backends.left_out', changed=changed)}" if changed else ""
+    changed = {other: at for other, at in found.items() if any(other in of.verdicts for of in families.values())}
+    left_out = f" {say('backends.left_out', changes=cells.changes(changed))}" if changed else ""
     return Figure(
         drawing,
         f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}. Drawn is the last shape "
         f"of each kind of call, without what takes over {FAR:g} times as long.{left_out}",
         f"Dots on a logarithmic axis around 1, a row for each kind of call and a mark for each implementation: {said}.",
     )
+
+
+def _changed(found: Changes, name: str, shape: Shape) -> bool:
+    return name in found and shape in (found[name] or {shape})
 
 
 def of_each_kind(shapes: Iterable[Shape]) -> list[Shape]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from attnlab.exhibits import decisions, formats
+from attnlab.exhibits import cells, decisions, formats
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.verdicts.target import judged, power, supported
 from attnlab.infer import kinds
@@ -55,10 +55,10 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "label": f"{results.run.name}, {manifest['created'][:10]}",
         "device": manifest["device"]["name"],
         "created": manifest["created"][:10],
-        "changed": changed,
+        "changed": {name: at and [study.shapes.index(shape) for shape in at] for name, at in changed.items()},
         "fp8": [name for name in study.implementations if in_fp8(name)],
         "unsteady": _unsteady(results),
-        "since": f" · {formats.names(changed)} changed since" if changed else "",
+        "since": f" · {cells.changes(changed)} since" if changed else "",
         "complete": results.run.complete,
         "samples": len(results.passed),
         "baseline": study.baseline,
@@ -151,9 +151,9 @@ def _said(results: Results, baseline: str, verdicts: Verdicts, listed: Cases) ->
             over = fastest.get((shape, timing), baseline)
             pair = over, name
             alike = {other: found for other, found in under.items() if fastest.get((shape, other), baseline) == over}
-            cells = judged(results, pair, shape, timing, verdict)
-            titles = [QUANTITIES[name].head for name in cells]
-            shown = [_shown(name, cell) for name, cell in cells.items()]
+            judged_by = judged(results, pair, shape, timing, verdict)
+            titles = [QUANTITIES[name].head for name in judged_by]
+            shown = [_shown(name, cell) for name, cell in judged_by.items()]
             statement = supported(results, pair, shape, timing, alike)
             template = _without(statement, _elsewhere(results, pair, shape, timing, alike, shown))
             rows.append(

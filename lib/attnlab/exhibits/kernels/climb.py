@@ -26,8 +26,8 @@ RIVALS = ("sdpa.flash", "sdpa.cudnn")
 @exhibit("kernels.stale")
 def stale(results: Results) -> Prose | None:
     """The kernels whose source has changed since the run, so that its evidence is of an older source."""
-    names = stale_kernels(results.run)
-    return Prose(say("kernels.stale", names=names)) if names else None
+    changed = stale_kernels(results.run)
+    return Prose(say("kernels.stale", changes=cells.changes(changed))) if changed else None
 
 
 @exhibit("kernels.climb", where=has_kernels, shape=target)

@@ -1,6 +1,7 @@
 """The rungs of the ladder as a run recorded them: the expected gain of each, its resources and its waves."""
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -9,11 +10,12 @@ from attnlab.base.errors import UserError
 from attnlab.compile import occupancy
 from attnlab.infer.lookup import NotMeasured, known, shape_of
 from attnlab.infer.results import Results
-from attnlab.runs.schema import CASE, Run, is_of
+from attnlab.runs.schema import CASE, Row, Run, is_of
 from attnlab.study import callables, ladder, tuning
 from attnlab.study.implementations import in_fp8
 from attnlab.study.ladder import BEST, Recorded
 from attnlab.study.shapes import Shape
+from attnlab.study.tuning import Tuning
 
 
 def has_kernels(results: Results) -> bool:
@@ -163,12 +165,16 @@ def two_names(results: Results) -> list[float]:
     return [100 * abs(one / other - 1) for one, other in medians]
 
 
-def stale(run: Run) -> list[str]:
+Changes = dict[str, frozenset[Shape] | None]
+"""What changed since a run, by its name: the shapes at which it did, or None for all."""
+
+
+def stale(run: Run) -> Changes:
     """The kernels of a run that changed since or no longer exist; none of the ladder where there is no ladder at all.
 
-    A kernel is its source, the headers of ours that it includes, and its entry in the ladder; `kernel.best` is the
-    tuning of the run's device and the kernels that this names. Where another tuning runs the same at each shape of the
-    run, it has not changed. A function of a user's own has changed if the file of its module is here, and is another.
+    A kernel is its source, the headers of ours that it includes, and its entry in the ladder. `kernel.best` changed at
+    the shapes at which it would launch something else than it launched. A function of a user's own has changed if the
+    file of its module is here, and is another.
     """
     prefixes = (ladder.PREFIX,) if (paths.kernels() / "ladder.toml").is_file() else ()
     measured = {name: value for name, value in run.manifest["kernels"].items() if name.startswith(prefixes)}
@@ -177,21 +183,34 @@ def stale(run: Run) -> list[str]:
         with suppress(UserError):  # it is not here
             now |= callables.hashes([name])
             measured[name] = run.manifest["kernels"][name]
-    changed = [name for name, value in measured.items() if now.get(name) != value]
-    return [name for name in changed if name != BEST or not _runs_the_same(run)]
+    changed: Changes = {name: None for name, value in measured.items() if now.get(name) != value and name != BEST}
+    at = _another_at(run, now) if BEST in measured else frozenset()
+    return changed | {BEST: at} if at is None or at else changed
 
 
-def _runs_the_same(run: Run) -> bool:
-    """Whether `kernel.best` would launch what it launched in a run, of rungs that the run names itself."""
-    with suppress(UserError):
+def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
+    """The shapes at which `kernel.best` would launch something else than in a run; None for all, empty for none.
+
+    Where anything of it changed, that is also where the run doesn't name the rung that was launched, whose source may
+    have changed.
+    """
+    same, launched = now.get(BEST) == run.manifest["kernels"][BEST], run.resources["implementation"] == BEST
+    rows = run.resources[launched].drop_duplicates([*CASE, "function"]).to_dict("records")
+    try:
         tuned = tuning.load(run.manifest["device"]["name"])
-        launched = run.resources[run.resources["implementation"] == BEST].drop_duplicates([*CASE, "function"])
-        for row in launched.to_dict("records"):
-            shape = shape_of(row)
-            choice = tuned.choice(shape)
-            rung, tile = tuned.instance(choice)
-            same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
-            if not same or run.manifest["kernels"].get(rung.implementation) != tuned.sources[rung.implementation]:
-                return False
-        return not launched.empty
-    return False
+    except UserError:
+        return None
+    known = tuned.sources if same else run.manifest["kernels"]
+    found = frozenset(shape_of(row) for row in rows if not _would_launch(tuned, known, row))
+    return found if same or len(found) < len(rows) else None
+
+
+def _would_launch(tuned: Tuning, known: Mapping[str, str], row: Row) -> bool:
+    """Whether a tuning chooses what was launched by a row of the table ``resources``, of a source that is known."""
+    shape = shape_of(row)
+    try:
+        rung, tile = tuned.instance(tuned.choice(shape))
+    except UserError:
+        return False
+    same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
+    return same and known.get(rung.implementation) == tuned.sources[rung.implementation]

@@ -45,7 +45,10 @@ HEADS = ((3, 8), (9, 7), (18, 7), (30, 8))
 """Batch and heads, dense enough that what fills the device at one fills it nearby."""
 FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
     (batch, 32, 8, queries, keys)
-    for batch, queries in ((1, 14), (9, 14), (30, 14), (1, 40), (9, 40), (1, 60), (8, 60), (10, 60), (16, 60))
+    for batch, queries in (
+        *((batch, 14) for batch in (1, 8, 9, 16, 30)),
+        *((1, 40), (9, 40), (1, 60), (8, 60), (10, 60), (16, 60)),
+    )
     for keys in (1000, 8000)
 ]
 CHUNKS = [

@@ -47,9 +47,7 @@ class Best(Launcher):
             if device_name not in self._tunings:
                 self._tunings[device_name] = tuning.load(device_name)
             chosen = self._tunings[device_name]
-            rung, tile = chosen.instance(chosen.choice(shape))
-            # How many rows a tile should hold, goes by this shape, not by the one that was tuned.
-            return rungs.of(rung) if rung.merge else rungs.kernel(rung, tile)
+            return rungs.kernel(*chosen.instance(chosen.choice(shape)))
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
 

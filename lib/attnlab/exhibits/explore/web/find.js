@@ -143,7 +143,8 @@ function foundTable(explorer, found, unknown = []) {
     const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);
     const candidate = name === run.baseline ? undefined : name;
     const chosen = { ...unset(OF_RUN), run: run === data.runs[0] ? undefined : run.name, shape: shape.name, candidate };
-    const changed = run.changed.includes(name) ? ", changed since" : "";
+    const at = run.changed[name]; // null for all shapes
+    const changed = at === null || at?.includes(run.shapeAt.get(shape.name)) ? ", changed since" : "";
     const nothing = unknown.length ? "nothing that was understood" : "nothing: as asked";
     return [
       button(shape.label, () => explorer.select(chosen), { "data-at": `${run.name}/${shape.name}` }),
