@@ -475,7 +475,7 @@ def test_thousands_are_of_1024_and_the_run_that_is_shown_comes_first(explorer):
 
 
 def test_a_kernel_that_has_changed_since_its_run_is_said_where_its_numbers_are(explorer):
-    changed = "sdpa.auto and kernel.tiled have changed since"
+    changed = "sdpa.auto and kernel.tiled changed since"
     assert changed not in explorer.locator("header").inner_text()
     explorer.locator("#attnlab-run").select_option("before")
     assert changed in explorer.locator("header").inner_text()

@@ -295,7 +295,7 @@ def test_a_run_says_when_it_was_and_what_has_changed_since(monkeypatch):
     monkeypatch.setattr(recorded.rungs, "stale", lambda run: {"kernel.tiled": None, "kernel.best": some})
     run = recorded.recorded(inferred(), [])
     assert run["changed"] == {"kernel.tiled": None, "kernel.best": [1]}
-    assert run["since"] == " · `kernel.tiled` and `kernel.best` at 1 shape have changed since"
+    assert run["since"] == " · `kernel.tiled` and `kernel.best` (at 1 shape) changed since"
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

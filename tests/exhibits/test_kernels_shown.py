@@ -42,8 +42,8 @@ def test_a_run_without_kernels_says_so_once(id):
 def test_kernels_that_changed_are_named(monkeypatch):
     some = frozenset(climbed().study.shapes[:1])
     for found, words in (
-        ({"kernel.mma": None}, "`kernel.mma` has changed since"),
-        ({"kernel.mma": None, "kernel.best": some}, "`kernel.mma` and `kernel.best` at 1 shape have changed since"),
+        ({"kernel.mma": None}, "`kernel.mma` changed since"),
+        ({"kernel.mma": None, "kernel.best": some}, "`kernel.mma` and `kernel.best` (at 1 shape) changed since"),
     ):
         monkeypatch.setattr(climb, "stale_kernels", lambda run, found=found: found)
         assert words in plain(climb.stale(climbed()))

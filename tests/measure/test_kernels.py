@@ -791,7 +791,8 @@ def test_a_call_that_was_held_up_once_is_timed(measured):
 
 def test_evidence_is_stale_once_the_kernel_changed(folder, data):
     kernels = ladder.hashes() | {"kernel.gone": "1", "old.cu": "2"}
-    run = SimpleNamespace(manifest={"kernels": kernels, "device": {"name": "NVIDIA H200"}})
+    study = {"implementations": list(kernels)}
+    run = SimpleNamespace(manifest={"kernels": kernels, "device": {"name": "NVIDIA H200"}, "study": study})
     assert recorded_rungs.stale(run) == {"kernel.gone": None}
     (folder / "widen.cuh").write_text(ladders.HEADER + "struct Another;\n")
     assert recorded_rungs.stale(run) == dict.fromkeys(["kernel.plain", "kernel.gone"])
@@ -803,7 +804,8 @@ NOT_LAUNCHED = pd.DataFrame(columns=["implementation", *Shape.AXES, "function"])
 
 
 def stale(manifest: dict[str, Any], resources: pd.DataFrame) -> recorded_rungs.Changes:
-    return recorded_rungs.stale(SimpleNamespace(manifest=manifest, resources=resources))
+    study = {"study": {"implementations": ["sdpa.auto", "kernel.best"]}}
+    return recorded_rungs.stale(SimpleNamespace(manifest=manifest | study, resources=resources))
 
 
 def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(folder):
@@ -818,6 +820,7 @@ def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(fold
     rows.loc[1, "function"] = "plain<another>"
     assert stale(manifest, rows) == {"kernel.best": {shapes[1]}}
     same = manifest | {"kernels": tuning.hashes(["kernel.best"], "NVIDIA H200")}
+    assert same["kernels"].keys() == {"kernel.best", "kernel.plain"}
     assert stale(same, rows) == {"kernel.best": {shapes[1]}}  # another rule chose
     unnamed = manifest | {"kernels": {"kernel.best": "1"}}
     assert stale(unnamed, rows) == {"kernel.best": None}

@@ -54,16 +54,16 @@ def alike(reason: str, name: str) -> str:
 
 def since(run: Run, names: Iterable[str]) -> str:
     """After the date of a run, which of these have changed since it was recorded; or nothing."""
-    found = stale(run)
-    changed = changes({name: found[name] for name in names if name in found})
-    return f", since when {changed}" if changed else ""
+    changed = {name: at for name, at in stale(run).items() if name in set(names)}
+    return f", since when {changes(changed)} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""
 
 
 def changes(found: Changes) -> str:
-    """``kernel.mma and kernel.lazy have changed``, and at how many shapes where that is known; empty for nothing."""
-    shapes = {name: f" at {len(at)} shape{'s' * (len(at) > 1)}" if at else "" for name, at in found.items()}
-    each = formats.listing([f"`{name}`{at}" for name, at in shapes.items()])
-    return f"{each} {'has' if len(found) == 1 else 'have'} changed" if found else ""
+    """``kernel.mma and kernel.best (at 2 shapes)``: what has changed, and at how many shapes where it isn't all."""
+    at = {
+        name: f" (at {len(shapes)} shape{'s' * (len(shapes) > 1)})" if shapes else "" for name, shapes in found.items()
+    }
+    return formats.listing([f"`{name}`{where}" for name, where in at.items()])
 
 
 def by_run(run: Run, names: Iterable[str]) -> str:

@@ -244,7 +244,8 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     """By implementation, what identifies each kernel among `names` that is there, and each function of one's own.
 
     It is that of `ladder.hashes`, of `kernel.fp8` also where that is called with other inputs. For `kernel.best`, it is
-    a SHA-256 over the choices for the device of this name and the hashes of the rungs that they name.
+    a SHA-256 over the choices for the device of this name and the hashes of the rungs that they name, which are told as
+    well.
     For ``python.<module>.<function>``, it is that of the module's file.
 
     Raises:
@@ -259,10 +260,8 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
         found |= {name: kernels[FP8_KERNEL] for name in FP8_ALIASES if name in names}
     if BEST in names and path(device_name).is_file():
         choices = load(device_name).choices
-        named = {PREFIX + choice.rung for choice in choices}
-        content = {
-            "choices": [choice.model_dump() for choice in choices],
-            "kernels": {n: kernels.get(n, "") for n in named},
-        }
+        launched = {name: kernels.get(name, "") for name in {PREFIX + choice.rung for choice in choices}}
+        content = {"choices": [choice.model_dump() for choice in choices], "kernels": launched}
+        found |= launched
         found[BEST] = documents.digest(content)
     return found

@@ -58,7 +58,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "changed": {name: at and [study.shapes.index(shape) for shape in at] for name, at in changed.items()},
         "fp8": [name for name in study.implementations if in_fp8(name)],
         "unsteady": _unsteady(results),
-        "since": f" · {cells.changes(changed)} since" if changed else "",
+        "since": f" · {cells.changes(changed)} changed since" if changed else "",
         "complete": results.run.complete,
         "samples": len(results.passed),
         "baseline": study.baseline,

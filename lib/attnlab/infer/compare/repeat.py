@@ -287,7 +287,8 @@ def _shared(one: Study, other: Study) -> int:
 
 def other_sources(one: Results, other: Results) -> set[str]:
     here, there = one.run.manifest["kernels"], other.run.manifest["kernels"]
-    return {name for name in here.keys() & there.keys() if here[name] != there[name]}
+    both = here.keys() & there.keys() & set(one.study.implementations)
+    return {name for name in both if here[name] != there[name]}
 
 
 def _case(name: str, shape: Shape, here: Side, there: Side) -> Case:

@@ -177,12 +177,13 @@ def stale(run: Run) -> Changes:
     file of its module is here, and is another.
     """
     prefixes = (ladder.PREFIX,) if (paths.kernels() / "ladder.toml").is_file() else ()
-    measured = {name: value for name, value in run.manifest["kernels"].items() if name.startswith(prefixes)}
+    recorded, named = run.manifest["kernels"], run.manifest["study"]["implementations"]
+    measured = {name: recorded[name] for name in named if name in recorded and name.startswith(prefixes)}
     now = tuning.hashes(measured, run.manifest["device"]["name"])
-    for name in callables.among(run.manifest["kernels"]):
+    for name in callables.among(recorded):
         with suppress(UserError):  # it is not here
             now |= callables.hashes([name])
-            measured[name] = run.manifest["kernels"][name]
+            measured[name] = recorded[name]
     changed: Changes = {name: None for name, value in measured.items() if now.get(name) != value and name != BEST}
     at = _another_at(run, now) if BEST in measured else frozenset()
     return changed | {BEST: at} if at is None or at else changed
@@ -191,8 +192,7 @@ def stale(run: Run) -> Changes:
 def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
     """The shapes at which `kernel.best` would launch something else than in a run; None for all, empty for none.
 
-    Where anything of it changed, that is also where the run doesn't name the rung that was launched, whose source may
-    have changed.
+    Where anything of it changed, that is also where an older run doesn't tell the source of the rung that was launched.
     """
     same, launched = now.get(BEST) == run.manifest["kernels"][BEST], run.resources["implementation"] == BEST
     rows = run.resources[launched].drop_duplicates([*CASE, "function"]).to_dict("records")
