@@ -29,34 +29,23 @@ def estimates(table: Table, title: str) -> list[float]:
 
 
 def test_what_a_token_takes_along_a_sweep():
-    table = choosing.choice(chosen()).parts["seq_len"]
-    assert list(table.frame.columns)[:2] == ["S", "fastest"]
-    assert column(table, "S") == [64, 128, 256]
+    every = choosing.choice(chosen()).parts["fastest"]
+    table = replace(every, frame=every.frame[every.frame["along"] == "seq_len"].reset_index(drop=True))
+    assert column(table, "shape") == [f"B=2 H=4 S={length}" for length in (64, 128, 256)]
     assert column(table, "fastest") == ["sdpa.flash", "sdpa.flash", "sdpa.auto"]
     assert column(table, "or") == ["sdpa.math", None, None]
     # 2 sequences of S tokens in 8, 32 and 160 us
     assert estimates(table, "median_us") == pytest.approx([8, 32, 160], rel=5e-3)
     assert column(table, "10³ sequences/s") == pytest.approx([250, 62.5, 12.5], rel=5e-3)
     assert estimates(table, "ns a token [95 %]") == pytest.approx([62.5, 125, 312.5], rel=5e-3)
-    assert table.highlight == 0
-    assert "(B=2, H=4, D=64, float16)" in table.caption
 
 
-def test_every_sweep_of_forward_passes_has_a_table():
+def test_every_sweep_of_forward_passes_is_in_the_table():
     parts = choosing.choice(chosen()).parts
-    sweeps = [name.replace(" ", "_") for name in chosen().study.sweeps if not name.startswith("training")]
-    assert list(parts) == ["settled", *sweeps]
+    assert list(parts) == ["settled", "fastest"]
+    sweeps = [name for name in chosen().study.sweeps if not name.startswith("training")]
+    assert list(dict.fromkeys(column(parts["fastest"], "along"))) == sweeps
     assert "settled" not in choosing.choice(inferred()).parts
-
-
-def test_settings_of_other_heads_are_not_set_against_each_other():
-    table = choosing.choice(chosen()).parts["grid_seq_len"]
-    assert table.highlight is None
-    assert table.frame[["S", "B", "H"]].iloc[0].tolist() == [64, 2, 4]
-    assert len(table.frame) == 8
-    heads = choosing.choice(inferred()).parts["heads"]
-    assert heads.highlight is None
-    assert "(B=2, S=128, D=64, float16)" in heads.caption
 
 
 # ---------------------------------------------------------------------------------------------------------- advice
@@ -349,6 +338,14 @@ def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
     assert frame.loc[["sdpa.flash", "kernel.best"], "few queries"].tolist() == ["6 of 7", "yes"]
     assert frame.loc["peer.flex", ["few queries"]].isna().all()
     assert "few queries" not in peers.support(chosen(), inferred()).frame
+
+
+def test_every_implementation_has_its_median_at_every_shape():
+    frame = peers.beside(chosen()).frame.set_index("shape")
+    among = chosen().study.shapes
+    assert list(frame.index) == [formats.shapes([shape], among) for shape in among if not chosen().at(shape).empty]
+    row = frame.loc[formats.shapes([TARGET], among)].astype(float)
+    assert row.dropna().to_dict() == pytest.approx(chosen().at(TARGET)["median_us"].to_dict())
 
 
 def test_dots_have_a_shape_of_each_kind_of_call_and_nothing_far_slower():

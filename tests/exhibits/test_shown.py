@@ -102,7 +102,7 @@ def test_a_run_cut_off_says_that_it_is(run):
 
 LACKED = [
     *(f"backends.{id}" for id in ("attend.chosen", "attend.overhead", "attend.regret", "decode", "few", "grouped")),
-    *(f"backends.{id}" for id in ("peers.dots", "peers.support", "ragged", "training")),
+    *(f"backends.{id}" for id in ("peers.beside", "peers.dots", "peers.support", "ragged", "training")),
     *("baseline.odd_lengths", "baseline.reproducibility", "kernels.compiled", "profile.how"),
     *(f"environment.{id}" for id in ("cards", "endurance", "load", "panel", "panel.table", "residency")),
     *(f"model.{id}" for id in ("compared", "gained", "outputs", "records", "share", "steps")),

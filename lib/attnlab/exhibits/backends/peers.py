@@ -57,6 +57,20 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     )
 
 
+@exhibit("backends.peers.beside", of="choices")
+def beside(results: Results) -> Table:
+    """The median latency of every implementation at every shape."""
+    _require_peers(results)
+    names, among = results.study.implementations, results.study.shapes
+    rows = [
+        {"shape": formats.shapes([shape], among)} | {name: results.value(name, shape, "median_us") for name in names}
+        for shape in among
+        if not results.at(shape).empty
+    ]
+    caption = f"Median latency in µs of every implementation; {results.headline.words}."
+    return Table.of(rows, caption, say("backends.beside"), sparse=True)
+
+
 @exhibit("backends.peers.dots", of="choices")
 def dots(results: Results) -> Figure:
     """The speedup of every implementation over the baseline, a row for each kind of call."""

@@ -1,10 +1,8 @@
-"""The runs that this page shows, and exhibits of other pages made from them."""
+"""The runs that this page shows."""
 
 from attnlab.exhibits.catalogue import exhibit, find
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.infer.results import Results
-
-exhibit("backends.peers.beside", of="choices")(find("baseline.implementations").make)
 
 
 @exhibit("backends.run")
