@@ -55,7 +55,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "label": f"{results.run.name}, {manifest['created'][:10]}",
         "device": manifest["device"]["name"],
         "created": manifest["created"][:10],
-        "changed": {name: at and [study.shapes.index(shape) for shape in at] for name, at in changed.items()},
+        "changed": {name: at and sorted(map(study.shapes.index, at)) for name, at in changed.items()},
         "fp8": [name for name in study.implementations if in_fp8(name)],
         "unsteady": _unsteady(results),
         "since": f" · {cells.changes(changed)} changed since" if changed else "",
