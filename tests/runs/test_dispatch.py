@@ -358,7 +358,7 @@ def test_only_what_a_verdict_says_is_certain_of_what_choices_cost(monkeypatch):
 def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypatch):
     now = SimpleNamespace(running=lambda shape: "new" if shape == TARGET else "old")
     monkeypatch.setattr(tuning, "load", lambda device_name: now)
-    monkeypatch.setattr(choices.rungs, "stale", lambda run: ["kernel.best"])
+    monkeypatch.setattr(choices.rungs, "stale", lambda run: {"kernel.best": None})
     drawn = TARGET.resized(seq_len=192)
     monkeypatch.setattr(studies.drawn, "draw", lambda count, seed: [drawn][:count])
     run = synthetic.infer(recipe(implementations=["sdpa.auto", "kernel.best"], drawn={"shapes": 1, "seed": 1}))
@@ -374,6 +374,13 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypat
     assert choices.table(run, before=judged) == judged
     of_another = before.model_copy(update={"seal": "other"})
     assert choices.table(run, before=of_another) == choices.table(run)
+
+
+def test_a_run_counts_at_the_shapes_at_which_best_runs_what_it_ran(monkeypatch):
+    monkeypatch.setattr(tuning, "load", lambda device_name: SimpleNamespace(running=lambda shape: "one"))
+    monkeypatch.setattr(choices.rungs, "stale", lambda run: {"kernel.best": frozenset([TARGET])})
+    run = synthetic.infer(recipe(implementations=["sdpa.auto", "kernel.best"]))
+    assert chosen(choices.table(run)) == {SHORT: "kernel.best", LONG: "kernel.best"}
 
 
 def test_runs_make_one_table_in_which_the_last_counts(monkeypatch):
