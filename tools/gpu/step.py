@@ -9,17 +9,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from statistics import median
 from unittest.mock import patch
 
 import torch
 from splits import late
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from attnlab.measure.clocks import cuda_events
-from attnlab.measure.instruments import environment
+from attnlab.measure.clocks import cuda_events, traced
+from attnlab.measure.instruments import environment, inspection
 from attnlab.measure.subjects import attend, launch, model
 from attnlab.study.models import BASELINE, CANDIDATE, DEFAULTS, DTYPES, MODELS
 
@@ -37,9 +35,7 @@ def main(prompt: int, names: list[str]) -> None:
         made = model.build(MODELS[name], prompt + 64, DTYPES["cuda"], DEVICE)
         prompts = torch.randint(MODELS[name].vocabulary, (DEFAULTS["cuda"]["batch"][0], prompt), device=DEVICE)
         for attention, waits in ((BASELINE, False), (CANDIDATE, False), (CANDIDATE, True)):
-            with ExitStack() as stack:
-                if waits:
-                    stack.enter_context(patch.object(launch, "early", late))
+            with patch.object(launch, "early", late if waits else launch.early):
                 attend._split_keys.cache_clear()  # launches are prepared as they are launched
                 made.set_attn_implementation(model.REGISTERED[attention])
                 replay = model.steps(made, prompts)["graph_us"]
@@ -62,19 +58,16 @@ def _times(replay: Replay) -> str:
 
 
 def _kernels(replay: Replay) -> list[str]:
-    with profile(activities=[ProfilerActivity.CUDA]) as traced:
+    with inspection.quiet(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
         replay()
         torch.cuda.synchronize()
-    events = sorted(
-        (event.time_range.start, event.time_range.end, event.name)
-        for event in traced.events() or []
-        if event.device_type == DeviceType.CUDA
-    )
-    took, gaps, before = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), None
+    found = filter(traced._ran_on_device, profiler.profiler.kineto_results.events())
+    events = sorted((event.start_ns() / 1e3, event.end_ns() / 1e3, event.name()) for event in found)
+    took, gaps, before = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), events[0][0]
     for start, end, name in events:
         took[name].append(end - start)
-        gaps[name].append(start - before if before is not None else 0)
-        before = end if before is None else max(before, end)
+        gaps[name].append(start - before)
+        before = max(before, end)
     listed = sorted(took, key=lambda name: -sum(took[name]) - sum(gaps[name]))[:SHOWN]
     return [
         f"  {len(took[name]):4} x {median(took[name]):6.2f} us after {median(gaps[name]):6.2f}  {name[:90]}"

@@ -54,7 +54,8 @@ def alike(reason: str, name: str) -> str:
 
 def since(run: Run, names: Iterable[str]) -> str:
     """After the date of a run, which of these have changed since it was recorded; or nothing."""
-    changed = {name: at for name, at in stale(run).items() if name in set(names)}
+    found = stale(run)
+    changed = {name: found[name] for name in names if name in found}
     return f", since when {changes(changed)} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""
 
 

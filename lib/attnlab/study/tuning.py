@@ -260,8 +260,8 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
         found |= {name: kernels[FP8_KERNEL] for name in FP8_ALIASES if name in names}
     if BEST in names and path(device_name).is_file():
         choices = load(device_name).choices
-        launched = {name: kernels.get(name, "") for name in {PREFIX + choice.rung for choice in choices}}
+        launched = {name: kernels.get(name, "") for name in sorted({PREFIX + choice.rung for choice in choices})}
         content = {"choices": [choice.model_dump() for choice in choices], "kernels": launched}
-        found |= launched
+        found |= {name: value for name, value in launched.items() if value}
         found[BEST] = documents.digest(content)
     return found

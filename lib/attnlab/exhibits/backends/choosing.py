@@ -25,7 +25,7 @@ def choice(results: Results) -> Group:
     rows = [
         {"along": sweep, "shape": formats.shapes([setting.shape], among)} | _chosen(setting) for sweep, setting in found
     ]
-    absent = " ".join(dict.fromkeys(_absent(results, setting.shape) for _, setting in found)).strip()
+    absent = " ".join(dict.fromkeys(filter(None, (_absent(results, setting.shape) for _, setting in found))))
     caption = f"The fastest backend along every sweep, and the time per token; {results.headline.words}."
     return Group(parts | {"fastest": Table.of(rows, caption, say("backends.choice", absent=absent))})
 

@@ -68,7 +68,7 @@ def beside(results: Results) -> Table:
         if not results.at(shape).empty
     ]
     caption = f"Median latency in µs of every implementation; {results.headline.words}."
-    return Table.of(rows, caption, say("backends.beside"), sparse=True)
+    return Table.of(rows, caption, "The explorer has their intervals.", sparse=True)
 
 
 @exhibit("backends.peers.dots", of="choices")
@@ -110,7 +110,8 @@ def dots(results: Results) -> Figure:
 
 
 def _changed(found: Changes, name: str, shape: Shape) -> bool:
-    return name in found and shape in (found[name] or {shape})
+    at = found.get(name, frozenset())
+    return at is None or shape in at
 
 
 def of_each_kind(shapes: Iterable[Shape]) -> list[Shape]:

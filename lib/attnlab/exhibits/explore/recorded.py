@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from attnlab.exhibits import cells, decisions, formats
+from attnlab.exhibits import decisions, formats
+from attnlab.exhibits.cells import changes
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.verdicts.target import judged, power, supported
 from attnlab.infer import kinds
@@ -58,7 +59,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "changed": {name: at and sorted(map(study.shapes.index, at)) for name, at in changed.items()},
         "fp8": [name for name in study.implementations if in_fp8(name)],
         "unsteady": _unsteady(results),
-        "since": f" · {cells.changes(changed)} changed since" if changed else "",
+        "since": f" · {changes(changed)} changed since" if changed else "",
         "complete": results.run.complete,
         "samples": len(results.passed),
         "baseline": study.baseline,
@@ -151,9 +152,9 @@ def _said(results: Results, baseline: str, verdicts: Verdicts, listed: Cases) ->
             over = fastest.get((shape, timing), baseline)
             pair = over, name
             alike = {other: found for other, found in under.items() if fastest.get((shape, other), baseline) == over}
-            judged_by = judged(results, pair, shape, timing, verdict)
-            titles = [QUANTITIES[name].head for name in judged_by]
-            shown = [_shown(name, cell) for name, cell in judged_by.items()]
+            cells = judged(results, pair, shape, timing, verdict)
+            titles = [QUANTITIES[name].head for name in cells]
+            shown = [_shown(name, cell) for name, cell in cells.items()]
             statement = supported(results, pair, shape, timing, alike)
             template = _without(statement, _elsewhere(results, pair, shape, timing, alike, shown))
             rows.append(

@@ -5,10 +5,8 @@ shorter. Settings that share no rounds are compared by the ratio of their median
 backends at one shape are compared by paired rounds.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
@@ -59,11 +57,6 @@ def along(results: Results, sweep: str) -> list[Setting]:
     return found
 
 
-def cheapest_of(settings: Sequence[Setting]) -> int:
-    """Position of the setting with the least time a token."""
-    return int(np.argmin([setting.per_token_ns().estimate for setting in settings]))
-
-
 def _equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
     """Whether the ratio of two medians per token has an interval that holds 1; the two share no rounds."""
     mine, its = ([us / of.shape.tokens for us in results.samples(of.name, of.shape)] for of in (one, other))
@@ -95,7 +88,7 @@ def cheapest(results: Results, sweep: str) -> list[Cheapest]:
         by_heads.setdefault(setting.shape.heads, []).append(setting)
     found = []
     for settings in by_heads.values():
-        least = settings[cheapest_of(settings)]
+        least = min(settings, key=lambda setting: setting.per_token_ns().estimate)
         same = [other for other in settings if other is not least and _equal_per_token(results, least, other)]
         found.append(Cheapest(len(settings), least, same))
     return found

@@ -185,8 +185,9 @@ def stale(run: Run) -> Changes:
             now |= callables.hashes([name])
             measured[name] = recorded[name]
     changed: Changes = {name: None for name, value in measured.items() if now.get(name) != value and name != BEST}
-    at = _another_at(run, now) if BEST in measured else frozenset()
-    return changed | {BEST: at} if at is None or at else changed
+    if BEST in measured and (at := _another_at(run, now)) != frozenset():
+        changed[BEST] = at
+    return changed
 
 
 def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
@@ -202,7 +203,7 @@ def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
         return None
     known = tuned.sources if same else run.manifest["kernels"]
     found = frozenset(shape_of(row) for row in rows if not _would_launch(tuned, known, row))
-    return found if same or len(found) < len(rows) else None
+    return found if same or found < set(map(shape_of, rows)) else None
 
 
 def _would_launch(tuned: Tuning, known: Mapping[str, str], row: Row) -> bool:
