@@ -83,6 +83,17 @@ def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(ke
     assert [made.choice(Shape(batch, 8, 96, 64, mask)).tile for mask in (False, True)] == [full, causal]
 
 
+@pytest.mark.parametrize(("seq_len", "full"), [(60, "small"), (64, "small"), (65, "large"), (130, "small")])
+def test_a_tile_counts_by_the_passes_that_it_makes_over_the_keys(kernels, seq_len, full):
+    # At 60 keys both make one pass, of 9 and 15 us; from 65 on the first makes two, and from 129 on three for two.
+    small, large = ({"name": name, "rows": 512, "keys": keys} for name, keys in (("small", 64), ("large", 128)))
+    ladders.write(kernels, rung(TILE | small, TILE | large))
+    near = {"small": 9.0, "large": 15.0}
+    stated = product(near.items(), (False, True))
+    made = tuned(*(choice(tile, seq_len=60, latency_us=us, causal=mask) for (tile, us), mask in stated))
+    assert [made.choice(Shape(1, 8, seq_len, 64, mask)).tile for mask in (False, True)] == [full, "small"]
+
+
 @pytest.mark.parametrize("special", [{"kv_heads": 2}, {"kv_len": 600}, {"layout": "tokens first"}, {"scale": 0.5}])
 def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels, special):
     ladders.write(kernels, rung(LONG), rung(name="views", arguments="views"))

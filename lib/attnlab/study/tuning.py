@@ -70,16 +70,17 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
         return math.hypot(*map(math.log2, (self.seq_len / shape.kv_len, self.heads / heads, rows)))
 
     def expected_us(self, tile: Tile, shape: Shape, multiprocessors: int) -> float:
-        """About how long its tile takes at a shape near its own: its latency by the rounds that the device makes there.
+        """About how long its tile takes at a shape near its own: its latency by its rounds and its passes.
 
         In a round each multiprocessor has one work item. Items that run at once on one multiprocessor share it, and
-        count as if they took turns. Under a causal mask items differ in length and even out, and with `rows` keys may
-        be split: there it is the latency itself.
+        count as if they took turns. In a pass an item goes through as many keys as a tile holds. Under a causal mask
+        items differ in length and even out, and with `rows` keys may be split: there it is the latency itself.
         """
         if self.causal or self.rows:
             return self.latency_us
         there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
-        return self.latency_us * _rounds(there, multiprocessors) / _rounds(here, multiprocessors)
+        rounds = _rounds(there, multiprocessors) / _rounds(here, multiprocessors)
+        return self.latency_us * rounds * math.ceil(shape.kv_len / tile.keys) / math.ceil(self.seq_len / tile.keys)
 
     def instance(self, every: Collection[Rung]) -> tuple[Rung, Tile]:
         """The rung and the tile that it names, of these rungs, which are those that it was made of."""
