@@ -1,15 +1,18 @@
 """Look into a model's step of one token under a CUDA graph, as page 09 times it: half a minute for a model.
 
-``PYTHONPATH=lib python3 tools/gpu/step.py 512 gpt2 llama-64`` prints, for SDPA, for `attend`, and for `attend` whose
-kernels wait until what is before them has ended, what a launch of the graph takes the host and a replay the device, in
-µs; and by CUPTI the kernels of a replay: how many, for how long, and the gap before each, those that take most first.
+``PYTHONPATH=lib python3 tools/gpu/step.py 512 gpt2 llama-64`` takes SDPA, `attend`, `attend` whose kernels wait until
+what is before them has ended, and `attend` launched without clusters and without any attribute. For each it prints what
+a launch of the graph takes the host and a replay the device, in µs; and by CUPTI the kernels of a replay: how many, for
+how long, and the gap before each, those that take most first. At last it prints the replays once more, in turns.
 """
 
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,12 +21,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from attnlab.measure.clocks import cuda_events, traced
 from attnlab.measure.instruments import environment, inspection
-from attnlab.measure.subjects import attend, launch, model
+from attnlab.measure.subjects import attend, launch, model, problem
 from attnlab.study.models import BASELINE, CANDIDATE, DEFAULTS, DTYPES, MODELS
 
 DEVICE = torch.device("cuda")
 REPLAYS, SHOWN = 20, 14
 Replay = Callable[[], object]
+_EARLY, _SPLITS = launch.early, problem.splits
 
 
 def main(prompt: int, names: list[str]) -> None:
@@ -34,13 +38,47 @@ def main(prompt: int, names: list[str]) -> None:
     for name in names:
         made = model.build(MODELS[name], prompt + 64, DTYPES["cuda"], DEVICE)
         prompts = torch.randint(MODELS[name].vocabulary, (DEFAULTS["cuda"]["batch"][0], prompt), device=DEVICE)
-        for attention, waits in ((BASELINE, False), (CANDIDATE, False), (CANDIDATE, True)):
-            with patch.object(launch, "early", late if waits else launch.early):
+        replays: dict[str, Replay] = {}
+        for which, (attention, changes) in WAYS.items():
+            with ExitStack() as stack:
+                for module, function, other in changes:
+                    stack.enter_context(patch.object(module, function, other))
                 attend._split_keys.cache_clear()  # launches are prepared as they are launched
                 made.set_attn_implementation(model.REGISTERED[attention])
-                replay = model.steps(made, prompts)["graph_us"]
-                print(f"{name}, {prompt} keys, {attention}{', late' if waits else ''}: {_times(replay)}", flush=True)
-                print("\n".join(_kernels(replay)), flush=True)
+                replays[which] = model.steps(made, prompts)["graph_us"]
+                print(f"{name}, {prompt} keys, {which}: {_times(replays[which])}", flush=True)
+                print("\n".join(_kernels(replays[which])), flush=True)
+        print(f"{name}, {prompt} keys, in turns: {_in_turns(replays)}", flush=True)
+
+
+def _plain(*sizes: int) -> Any:
+    config = _EARLY(*sizes)
+    config.attrs, config.numAttrs = [], 0
+    return config
+
+
+def _without_clusters(*given: Any) -> tuple[int, int]:
+    clusters, cluster = _SPLITS(*given)
+    return clusters * cluster, 1
+
+
+WAYS: dict[str, tuple[str, list[tuple[Any, str, Callable[..., Any]]]]] = {
+    "SDPA": (BASELINE, []),
+    "attend": (CANDIDATE, []),
+    "attend, late": (CANDIDATE, [(launch, "early", late)]),
+    "attend, plain": (CANDIDATE, [(launch, "early", _plain), (problem, "splits", _without_clusters)]),
+}
+"""What takes a step: an attention, and what is changed of the project for it."""
+
+
+def _in_turns(replays: dict[str, Replay]) -> str:
+    """What a replay takes behind one of the same graph, where the others' run before that."""
+    us: dict[str, list[float]] = {which: [] for which in replays}
+    for _ in range(REPLAYS):
+        for which, replay in replays.items():
+            replay()
+            us[which].append(cuda_events.timed(DEVICE, replay)[0])
+    return ", ".join(f"{which} {median(found):.0f}" for which, found in us.items())
 
 
 def _times(replay: Replay) -> str:

@@ -39,8 +39,8 @@ from attnlab.study.tuning import Choice, Place, Tuning
 ROUNDS = 9
 VALUES = ("normal", "sd 6", "rising 24")
 """Values on which a kernel that goes by the scores may take long: besides normal ones, maxima that jump or rise."""
-SEQ_LENS = (56, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
-"""A little below lengths that are used, so that as much of a tile is filled as there."""
+SEQ_LENS = (56, 80, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
+"""A little below lengths that are used, so that as much of a tile is filled as there; and one for a little over 64."""
 HEADS = ((3, 8), (9, 7), (18, 7), (30, 8))
 """Batch and heads, dense enough that what fills the device at one fills it nearby."""
 FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
