@@ -310,6 +310,15 @@ def test_where_few_queries_lag_most_is_a_finding():
     assert few.ahead_of_it(inferred()) == []
 
 
+def test_most_behind_is_a_shape_at_which_that_is_certain():
+    one, _ = groups(decoded())
+    (least, uncertain), (lag, certain) = one.by_shape.items()
+    ratios = replace(uncertain.ratio, estimate=0.9, low=0.8, high=1.1), replace(certain.ratio, estimate=0.95, high=0.96)
+    leads = replace(uncertain, ratio=ratios[0]), replace(certain, ratio=ratios[1])
+    found = replace(one, by_shape=dict(zip((least, lag), leads, strict=True)))
+    assert (found.worst, found.where(-1), found.most_behind) == (least, [lag], lag)
+
+
 def test_where_the_gate_refused_another_there_is_no_lead_at_few_queries():
     (lost,) = refusals(decoded())["sdpa.flash"]
     assert all(lost not in group.by_shape for group in groups(decoded()))

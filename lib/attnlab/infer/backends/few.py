@@ -71,6 +71,11 @@ class Group(Leads):
         return sorted({self.by_shape[shape].over for shape in self.where(-1)})
 
     @property
+    def most_behind(self) -> Shape:
+        """The shape at which `kernel.best` lags most, of those at which it does by the interval: there is one."""
+        return min(self.where(-1), key=lambda shape: self.by_shape[shape].ratio.estimate)
+
+    @property
     def ours_gbs(self) -> Ends | None:
         """The least and the largest bandwidth of `kernel.best` where the L2 can't hold the tensors; None if it can."""
         return self._gbs("kernel")
