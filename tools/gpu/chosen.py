@@ -1,0 +1,39 @@
+"""Compare what `kernel.best` runs at shapes with every instance there: seconds a shape, and no run.
+
+``PYTHONPATH=lib python3 tools/gpu/chosen.py 59,128,72,128,16,72 2,12,71,64`` prints for each shape, as `trial.py` takes
+them, the instance that the tuning chooses and the fastest ones, in µs on the kind of values that each takes longest on.
+"""
+
+import sys
+
+import torch
+from trial import DEVICE, shape_of
+
+from attnlab.measure.instruments import devices, environment
+from attnlab.measure.session import tune
+from attnlab.study import ladder, tuning
+from attnlab.study.tuning import Choice
+
+SHOWN = 4
+
+
+def main(stated: list[str]) -> None:
+    environment.lock()
+    made = tuning.load(torch.cuda.get_device_name())
+    print(made.device)
+    finalists = tune.Finalists(ladder.drawn(), DEVICE, made.multiprocessors)
+    for shape in (shape_of(each, "normal") for each in stated):
+        found = {_name(choice): choice.latency_us for choice in finalists.fastest(shape)}
+        chosen = _name(made.choice(shape))
+        took = f"{found[chosen]:.4g}" if chosen in found else "left out"
+        fastest = ", ".join(f"{name} {latency_us:.4g}" for name, latency_us in list(found.items())[:SHOWN])
+        print(f"{shape}: {chosen} {took}; {fastest}", flush=True)
+        devices.release(DEVICE)
+
+
+def _name(choice: Choice) -> str:
+    return f"{choice.rung} {choice.tile}".strip()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
