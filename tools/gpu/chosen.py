@@ -11,6 +11,7 @@ from trial import DEVICE, shape_of
 
 from attnlab.measure.instruments import devices, environment
 from attnlab.measure.session import tune
+from attnlab.measure.subjects import rungs
 from attnlab.study import ladder, tuning
 from attnlab.study.tuning import Choice
 
@@ -23,16 +24,16 @@ def main(stated: list[str]) -> None:
     print(made.device)
     finalists = tune.Finalists(ladder.drawn(), DEVICE, made.multiprocessors)
     for shape in (shape_of(each, "normal") for each in stated):
-        found = {_name(choice): choice.latency_us for choice in finalists.fastest(shape)}
-        chosen = _name(made.choice(shape))
+        found = {_name(choice, finalists): choice.latency_us for choice in finalists.fastest(shape)}
+        chosen = _name(made.choice(shape), finalists)
         took = f"{found[chosen]:.4g}" if chosen in found else "left out"
         fastest = ", ".join(f"{name} {latency_us:.4g}" for name, latency_us in list(found.items())[:SHOWN])
         print(f"{shape}: {chosen} {took}; {fastest}", flush=True)
         devices.release(DEVICE)
 
 
-def _name(choice: Choice) -> str:
-    return f"{choice.rung} {choice.tile}".strip()
+def _name(choice: Choice, finalists: tune.Finalists) -> str:
+    return rungs.pinned(*choice.instance(finalists.rungs)).name
 
 
 if __name__ == "__main__":

@@ -38,16 +38,18 @@ def main(prompt: int, names: list[str]) -> None:
     for name in names:
         made = model.build(MODELS[name], prompt + 64, DTYPES["cuda"], DEVICE)
         prompts = torch.randint(MODELS[name].vocabulary, (DEFAULTS["cuda"]["batch"][0], prompt), device=DEVICE)
-        replays: dict[str, Replay] = {}
+        steps: dict[str, dict[str, Replay]] = {}  # which hold the caches that their graphs read
         for which, (attention, changes) in WAYS.items():
             with ExitStack() as stack:
                 for module, function, other in changes:
                     stack.enter_context(patch.object(module, function, other))
                 attend._split_keys.cache_clear()  # launches are prepared as they are launched
                 made.set_attn_implementation(model.REGISTERED[attention])
-                replays[which] = model.steps(made, prompts)["graph_us"]
-                print(f"{name}, {prompt} keys, {which}: {_times(replays[which])}", flush=True)
-                print("\n".join(_kernels(replays[which])), flush=True)
+                steps[which] = model.steps(made, prompts)
+                replay = steps[which]["graph_us"]
+                print(f"{name}, {prompt} keys, {which}: {_times(replay)}", flush=True)
+                print("\n".join(_kernels(replay)), flush=True)
+        replays = {which: taken["graph_us"] for which, taken in steps.items()}
         print(f"{name}, {prompt} keys, in turns: {_in_turns(replays)}", flush=True)
 
 
