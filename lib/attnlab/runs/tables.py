@@ -234,7 +234,7 @@ CASES = Table(
             "alone_differing",
             COUNT,
             "elements in which the output of a sequence alone differs in any bit from that in the batch; empty where "
-            "there is one sequence, or it was not asked",
+            "there is one sequence, or it was not asked, as in later replicates",
             empty=True,
             since=7,
         ),

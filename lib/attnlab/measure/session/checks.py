@@ -62,7 +62,9 @@ def check_all(
                     at = f"{route}, {kind}" if kind in EXTREMES else route
                     subject.drop(FAILED, f"{moment} timing, {at}: {check.reason}")
                     break
-            if moment == "before" and kind == shape.values and subject.alive:
+            # Once, since it is of the code: what plans or compiles does so anew for a batch of one.
+            asks_alone = moment == "before" and kind == shape.values and not session.job.replicate
+            if asks_alone and subject.alive:
                 asked = partial(alone.differing, subject.implementation, windows[0], shape)
                 subject.details["alone_differing"] = subject.attempt(asked)
             devices.release(session.device)
