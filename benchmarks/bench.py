@@ -34,7 +34,7 @@ from attnlab.runs import schema
 from attnlab.runs.tables import TABLES
 from attnlab.study import implementations, studies
 
-RUN = "h200-2026-11-27"
+RUN = "h200-2026-11-27-main"
 TEN = Path(__file__).with_name("ten.yaml")
 EVERY_S = 0.05
 CASES, REPLICATES, ROUNDS = (100, 1000), 5, 100

@@ -30,7 +30,7 @@ from attnlab.runs import read, schema
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
-RUN = "h200-2026-11-27"
+RUN = "h200-2026-11-27-main"
 GPUS = (1, 2, 4, 8, 32, 256)
 WORKERS = (2, 4, 8, 16)
 EMPTY_TASKS = 500

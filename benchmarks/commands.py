@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attnlab.base import paths
 
-RUN = "h200-2026-11-27"
+RUN = "h200-2026-11-27-main"
 COMMANDS = ("make report", f"make report RUN={RUN}")
 WRITTEN = Path(__file__).with_suffix(".toml")
 

@@ -295,10 +295,9 @@ show("model.gained")
 # - **One machine.** Other cards of the same model may differ by silicon, cooling, power supply and neighbours;
 #   [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what another model says, where
 #   one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
-# - **Peers.** A lead is over what was measured: FlashAttention-3 was not. Plans of
-#   `peer.cudnn` and `peer.flashinfer` are chosen in each process anew, and here the host's pace decided some: replicates differ.
-#   By the device clock no lead would be two percent less with their fastest ones. Over few queries the gate refused FlashInfer
-#   at some shapes, by a little, on constant rows: a lead there is over the others, and at one of them it may take less time than ours.
+# - **Peers.** A lead is over what was measured: FlashAttention-3 was not. Plans of `peer.cudnn` and `peer.flashinfer` are
+#   chosen in each process anew. Over few queries the gate refused FlashInfer at some shapes, by a little, on constant rows: a
+#   lead there is over the others, and at one of them it may take less time than ours.
 # - **Layout.** Q, K and V are contiguous, and FlashInfer takes no shared heads so; of views, as models pass them, [04_backends](04_backends.html) has a few shapes.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.

@@ -335,6 +335,14 @@ def test_a_run_is_closed_with_what_it_holds_of_a_second_replicate(data):
     assert closed.cases["replicate"].tolist() == [0, 0, 1]
 
 
+def test_a_run_that_lacks_nothing_is_closed_as_any_other(data):
+    told = {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
+    write.state(cut_off(also="r01"), {"profile": told})
+    write.close_early("cut")
+    assert read.load("cut").complete
+    assert "closed_early" not in read.load("cut").manifest
+
+
 def test_a_run_without_a_whole_replicate_is_not_closed(data):
     synthetic.write("begun", synthetic.Recipe(shapes=1))
     with pytest.raises(UserError, match="no replicate of 'begun' is whole: "):

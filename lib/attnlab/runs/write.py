@@ -150,7 +150,7 @@ def require_incomplete(name: str, manifest: Manifest) -> None:
 
 
 def close_early(name: str) -> None:
-    """Close a run that was cut off with what it holds; its manifest then says how much of the study that is.
+    """Close a run that was cut off with what it holds; if it lacks anything, its manifest then says how much it holds.
 
     Raises:
         UserError: the run is complete, is being measured into, or holds no whole replicate.
@@ -168,6 +168,9 @@ def close_early(name: str) -> None:
                 f"delete {paths.shown(folder(name))}/"
             )
         closed = {"replicates": whole, "shapes": held.total(), "planned": len(study.shapes) * study.replicates}
+        streams = len(recorded(name, "stream")) if study.stream else study.replicates
+        if "profile" in manifest and closed["shapes"] == closed["planned"] and streams == study.replicates:
+            return finish(name)  # it was cut off while it was closed
         uncounted = {"tool": "", "why": "the run was closed before its counters were taken", "command": ""}
         finish(name, {"profile": uncounted} | manifest | {"closed_early": closed})
 
