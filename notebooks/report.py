@@ -42,8 +42,8 @@ show("baseline.throughput")
 # packages (`peer.flash4` is flash-attn-4, `peer.flex` FlexAttention, `peer.cudnn` and `peer.flashinfer` cuDNN and FlashInfer by
 # plans that short timings chose) and with kernels of our own. `sdpa.auto` is PyTorch's own
 # choice. Of our kernels, `kernel.bounded` guesses the largest score of a row and computes again where the guess fails, which
-# values decide; `kernel.lazy` guesses nothing; `kernel.few` splits keys; and `kernel.best` is, for a shape, the one that a
-# device was tuned to before the run. A shape is written (B, H, S, D), batch, heads, length and dimension, and the *target* is
+# values decide; `kernel.lazy` guesses nothing; `kernel.few` splits keys; and `kernel.best` launches, at each
+# shape, the kernel that tuning on such a device chose before the run. A shape is written (B, H, S, D), batch, heads, length and dimension, and the *target* is
 # the one that a study is about. Kinds of values are named by what their scores do: `sd 6` have that standard deviation,
 # `rising 24` rise by so much along the keys. The Method says, under Verdicts, which leads are *claimable*.
 
@@ -131,9 +131,10 @@ show("environment.clocks")
 # seen, with its memory filled with NaN before. Its errors may be at most twice those of the same formula composed from
 # PyTorch operations [](#ref-dao2023). A case that fails has no latency.
 #
-# **Estimates and intervals.** An estimate is the median of all samples; none is dropped, but those of a shape that was cut off
-# before its last checks. Over several replicates, or cards where there are three or more, its interval is Student's $t$ over their log medians, at least half as long as
-# that of a bootstrap over replicates and the samples within them; for a single one it is the percentile bootstrap's with 10 000
+# **Estimates and intervals.** An estimate is the median of all samples. Those of a shape that was cut off before its last checks don't
+# count, and no other is dropped. Over several replicates, or cards where there are three or more, its interval is Student's $t$
+# over their log medians; by chance these may lie close together, so it is never shorter than half of that of a bootstrap over
+# replicates and the samples within them. For a single one it is the percentile bootstrap's with 10 000
 # resamples [](#ref-efron1993), and where neighbouring samples resemble each other, the replicate is cut into five stretches that
 # stand in for replicates [](#ref-nakayama2014). A speedup is a ratio of medians from rounds taken together.
 #
@@ -296,8 +297,8 @@ show("model.gained")
 #   [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what another model says, where
 #   one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
 # - **Peers.** A lead is over what was measured: FlashAttention-3 was not. Plans of `peer.cudnn` and `peer.flashinfer` are
-#   chosen in each process anew. Over few queries the gate refused FlashInfer at some shapes, by a little, on constant rows: a
-#   lead there is over the others, and at one of them it may take less time than ours.
+#   chosen in each process anew. Over few queries the gate refused FlashInfer at some shapes, by a little, on constant rows: these
+#   are not counted.
 # - **Layout.** Q, K and V are contiguous, and FlashInfer takes no shared heads so; of views, as models pass them, [04_backends](04_backends.html) has a few shapes.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.

@@ -100,7 +100,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
     there = altered(here, "before", device=1.5)
     shapes = here.study.shapes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 1.1) | {"kernel.tiled": 0.5})
+        patch.setattr(synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 0.9) | {"kernel.tiled": 0.5})
         alone = {
             "ours": made(Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.tiled"]})),
             "names": made(Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", *ODD]})),
@@ -269,7 +269,7 @@ def test_the_fastest_peer_is_another_at_another_shape_and_the_mean_is_over_what_
 
 
 def test_where_ours_loses_nowhere_the_kernel_is_named_and_the_shapes_are_counted(visit, pages):
-    said = "At none of the 1 shapes that both have a latency at is kernel.tiled slower."
+    said = "Of 1 shape, each kind of values counted, kernel.tiled is slower at none."
     assert said in text(visit(pages["ours"], "#claim=lost"), "matrix")
     assert "None of our kernels is in this run." in text(visit(pages["one implementation"], "#claim=lost"), "matrix")
 
@@ -413,6 +413,26 @@ def test_nothing_is_as_asked_where_a_word_was_not_understood(visit, pages):
     assert "Not understood: fast." in text(opened, "find")
     assert "Measured as far as that was understood" in text(opened, "find")
     assert "as asked" not in text(opened, "find")
+
+
+def test_decoding_may_share_heads_of_keys_and_plain_shapes_come_first(visit, pages):
+    asked = visit(pages["labels"], "#find=decode").locator('[data-part="find"] tbody tr', has_text="as asked")
+    decoding = ["(2, 4, 1, 64) float16, 256 keys", LABELLED[0].label]
+    assert asked.locator("td:first-child").all_inner_texts() == decoding
+
+
+def test_others_in_the_interval_of_the_smallest_median_are_named(visit, pages):
+    opened = visit(pages["names"])
+    assert "In that interval are those of" in text(opened, "find")
+    assert 1 < text(opened, "find").count("peer.") <= len(ODD)
+
+
+def test_another_kind_of_values_keeps_the_cell(explorer):
+    explorer.locator("td[data-at$='/sdpa.cudnn']").nth(2).click()
+    explorer.locator("#attnlab-values").select_option("sd 4")
+    marked = explorer.locator('table.matrix [aria-selected="true"]')
+    assert marked.get_attribute("data-at").endswith("/sdpa.cudnn")
+    assert "sd 4" in marked.locator("xpath=..").locator("th").inner_text()
 
 
 def test_what_is_as_asked_stands_apart_from_what_is_nearest(visit, pages):

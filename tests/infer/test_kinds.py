@@ -147,6 +147,16 @@ def test_the_best_is_told_with_the_rung_that_it_launches_where_that_was_timed_to
     assert [rungs.launched(results, TARGET) for results in each] == ["", "kernel.wgmma"]
 
 
+def test_a_kernel_that_was_timed_by_two_names_is_named_as_it_was_chosen_before_the_run(monkeypatch):
+    us = {"sdpa.auto": _us(40.0, 40.0), "kernel.lazy": _us(20.0, 20.0), "kernel.best": _us(20.1, 20.1)}
+    of = synthetic.infer(of_kinds(us))
+    for launched, name in (("", "kernel.lazy"), ("kernel.lazy", "kernel.best")):
+        monkeypatch.setattr(rungs, "launched", lambda *_, one=launched: one)
+        assert kinds.safest(of, TARGET).over.candidate == name
+        assert kinds.best(of, TARGET).candidate == name
+    assert kinds.safest(of, TARGET).launches == "kernel.lazy"
+
+
 def test_what_is_fast_on_normal_values_only_is_not_the_best():
     of = of_values("sdpa.flash", "sdpa.cudnn")
     normal = {name: of.compare(name, TARGET).speedup.estimate for name in ("sdpa.flash", "sdpa.cudnn")}

@@ -85,6 +85,7 @@ def _gained(record: Record) -> str:
     return say(
         "model.gained",
         manifest=record.manifest,
+        is_replaced=_is_replaced(record),
         shares_pct=[share for share in shares if share is not None],
         phases=decided(comparisons(record)),
     )

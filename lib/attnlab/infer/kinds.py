@@ -131,11 +131,15 @@ class Safest(NamedTuple):
 
 
 def safest(results: Results, shape: Shape) -> Safest | None:
-    """Of the candidates with a latency on every kind at a shape, the safest; None where there is none."""
-    complete = [one for one in candidates(results, shape) if not one.lacking]
+    """Of the candidates with a latency on every kind at a shape, the safest; None where there is none.
+
+    Of a kernel that was timed by two names it is `kernel.best`, as which it was chosen before the run.
+    """
+    complete = {one.candidate: one for one in candidates(results, shape) if not one.lacking}
     if not complete:
         return None
-    best = max(complete, key=lambda one: one.verdict.speedup.estimate)
+    name = max(complete, key=lambda one: complete[one].verdict.speedup.estimate)
+    best = complete.get(rungs.chosen(results, shape, name), complete[name])
     return Safest(best, rungs.launched(results, shape) if best.candidate == BEST else "")
 
 
@@ -143,14 +147,16 @@ def best(results: Results, shape: Shape) -> OverKinds:
     """The best of the candidates that have a latency at a shape, each judged on its worst kind of values.
 
     A claimable one comes before a faster one before the one with the highest speedup; what has no latency on some kind
-    comes last. Raises NotMeasured where there is no candidate or no baseline there.
+    comes last. Of a kernel that was timed by two names it is `kernel.best`. Raises NotMeasured where there is no
+    candidate or no baseline there.
     """
 
     def rank(one: OverKinds) -> tuple[bool, bool, bool, float]:
         verdict = one.verdict
         return not one.lacking, verdict.claimable, verdict.decision == "faster", verdict.speedup.estimate
 
-    return max((over(results, name, shape) for name in results.candidates(shape)), key=rank)
+    first = max((over(results, name, shape) for name in results.candidates(shape)), key=rank)
+    return over(results, rungs.chosen(results, shape, first.candidate), shape)
 
 
 class Stretch(NamedTuple):

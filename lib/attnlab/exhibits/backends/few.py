@@ -70,9 +70,13 @@ def _drawn(results: Results) -> Figure:
     axis, series = few.along(results, MOST)
     copy_gbs = results.ceilings.rate("copy")
     facts = {"timing": results.headline.words, "axis": _axis_title(axis), "copy_gbs": copy_gbs}
+    several = [shape.causal for shapes in series for shape in shapes if shape.seq_len > 1]
+    facts["masked"] = bool(several) and all(several)
     return Figure(
         _panels(results, axis, series, copy_gbs),
-        say("backends.few_drawn", shape=series[0][0], cached=_fitting(results, series), **facts),
+        say(
+            "backends.few_drawn", shape=series[0][0], others=_others(series), cached=_fitting(results, series), **facts
+        ),
         f"Line plots of bandwidth over {_axis_title(axis)}, a line for each implementation and a panel for each "
         "batch and number of keys, below the rate of a copy of memory.",
     )
@@ -98,12 +102,23 @@ def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: fl
     for axes in grid.flat[len(series) :]:
         axes.set_visible(False)
     few_powers_of_two(grid[0][0], sizes)
+    grid[0][0].margins(y=0.08)
     grid[0][0].set_ylim(bottom=0)
     drawing.supxlabel(f"{_axis_title(axis)}, logarithmic", fontsize=9)
     drawing.supylabel("bandwidth (GB/s)", fontsize=9)
     named = [name for name in (*results.study.implementations, COPY) if name in labelled]
     drawing.legend([labelled[name] for name in named], named, loc="outside upper center", ncols=LEGEND_COLUMNS)
     return drawing
+
+
+def _others(series: list[list[Shape]]) -> list[Shape]:
+    """Of the series that have other heads, dimension or type than the first, one shape each."""
+
+    def heads(shape: Shape) -> tuple[object, ...]:
+        return shape.heads, shape.kv_heads, shape.head_dim, shape.dtype
+
+    firsts = {heads(shapes[0]): shapes[0] for shapes in reversed(series)}
+    return [shape for which, shape in firsts.items() if which != heads(series[0][0])]
 
 
 def _fitting(results: Results, series: list[list[Shape]]) -> bool:

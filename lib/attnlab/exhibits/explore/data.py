@@ -20,6 +20,7 @@ from attnlab.exhibits.style import look
 from attnlab.exhibits.words import say
 from attnlab.infer import regimes
 from attnlab.infer.results import Results
+from attnlab.runs import rules
 
 FEWER = (
     *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12), (24, 8)),
@@ -88,6 +89,7 @@ def _said(own: Told, beside: list[Beside], left_out: Iterable[dict[str, Any]] = 
     return {
         "attnlab": VERSION,
         "confidence": formats.CI,
+        "margin": rules.EQUIVALENCE_MARGIN,
         "runs": runs,
         "left_out": [{"label": said["label"], "device": said["device"]} for said in left_out],
         "pairs": [{"other": place} | pair for place, (_, pair, _) in enumerate(beside, start=1)],

@@ -76,9 +76,9 @@ def roofline(results: Results) -> Figure:
     plain_logarithm(first.xaxis)
     if ceilings:
         drawing.legend(handles=ceilings, loc="outside upper center", ncols=2)
-    said = say("roofline.highest", row=rows.loc[rows["throughput_tflops"].idxmax()])
+    said = say("roofline.highest", row=rows.loc[rows["throughput_tflops"].idxmax()], dtype=dtype)
     head_dim = None if np.isnan(results.ceilings.rate("exponentials")) else results.study.target_shape.head_dim
-    facts = {"dtype": dtype, "timing": results.headline.words, "has_causal": rows["causal"].any()}
+    facts = {"timing": results.headline.words, "has_causal": rows["causal"].any()}
     return Figure(
         drawing,
         say("roofline.roofline", said=said, head_dim=head_dim, **facts),

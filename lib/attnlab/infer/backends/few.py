@@ -8,6 +8,7 @@ from attnlab.infer.kernels.leads import Ends, Leads, ends
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results, refused
 from attnlab.study import tuning
+from attnlab.study.ladder import BEST
 from attnlab.study.shapes import LAYOUTS, Shape
 
 AXES = ("seq_len", "kv_len", "batch")
@@ -56,9 +57,14 @@ def distinct(found: Sequence[Shape]) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Group(Leads):
-    """The leads of `kernel.best` over the fastest of SDPA's backends and the peers with one query, or with several."""
+    """The leads of `kernel.best` over the fastest of SDPA's backends and the peers with one query, or with several.
+
+    Attributes:
+        shapes: all that were timed, with those at which there is no lead.
+    """
 
     results: Results
+    shapes: list[Shape]
 
     @property
     def queries(self) -> Ends:
@@ -78,17 +84,18 @@ class Group(Leads):
     @property
     def ours_gbs(self) -> Ends | None:
         """The least and the largest bandwidth of `kernel.best` where the L2 can't hold the tensors; None if it can."""
-        return self._gbs("kernel")
+        return self._gbs([BEST])
 
     @property
     def others_gbs(self) -> Ends | None:
         """The same of the fastest of the others at each."""
-        return self._gbs("over")
+        return self._gbs(leads.others(self.results))
 
-    def _gbs(self, side: str) -> Ends | None:
-        fits, row = self.results.ceilings.fits, self.results.row
-        rows = [row(getattr(lead, side), shape) for shape, lead in self.by_shape.items() if not fits(shape)]
-        return ends(float(row["bandwidth_gbs"]) for row in rows) if rows else None
+    def _gbs(self, names: list[str]) -> Ends | None:
+        of = self.results
+        there = [shape for shape in self.shapes if not of.ceilings.fits(shape) and set(names) & set(of.at(shape).index)]
+        rates = [of.value(of.fastest(shape, among=names), shape, "bandwidth_gbs") for shape in there]
+        return ends(rates) if rates else None
 
 
 def refusals(results: Results) -> dict[str, list[Shape]]:
@@ -104,7 +111,9 @@ def groups(results: Results) -> list[Group]:
     Raises NotMeasured where the run has no few queries.
     """
     lost = {shape for each in refusals(results).values() for shape in each}
-    found = [shape for shape in distinct(shapes(results)) if shape not in lost]
-    each = [[shape for shape in found if (shape.seq_len > 1) is several] for several in (False, True)]
-    led = (leads.under(results, results.headline, some) for some in each)
-    return [Group(results.headline, by_shape, results) for by_shape in led if by_shape]
+    found = []
+    for several in (False, True):
+        some = [shape for shape in distinct(shapes(results)) if (shape.seq_len > 1) is several]
+        led = leads.under(results, results.headline, [shape for shape in some if shape not in lost])
+        found += [Group(results.headline, led, results, some)] if led else []
+    return found

@@ -41,15 +41,14 @@ def lead(results: Results) -> Lead:
     Raises:
         NotMeasured: there is no candidate or no baseline there.
     """
-    shape, twin = results.study.target_shape, rungs.launched(results, results.study.target_shape)
-    fastest = results.fastest(shape, among=results.candidates(shape))
-    name = BEST if fastest == twin and BEST in results.candidates(shape) else fastest
+    shape = results.study.target_shape
+    name = rungs.chosen(results, shape, results.fastest(shape, among=results.candidates(shape)))
     alike = [other for other in results.study.shapes if other.values == shape.values]
     found = {other: under for other in alike if (under := results.under_each(name, other))}
     judged = {timing: [under[timing] for under in found.values() if timing in under] for timing in results.timings}
     return Lead(
         name,
-        twin if name == BEST else "",
+        rungs.launched(results, shape) if name == BEST else "",
         len(results.candidates(shape)) == 1,
         {timing: (tally(verdicts), len(verdicts)) for timing, verdicts in judged.items() if verdicts},
         flipping_axes(found.values()),

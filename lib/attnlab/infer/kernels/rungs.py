@@ -154,6 +154,11 @@ def launched(results: Results, shape: Shape) -> str:
     return str(twins[0]) if twins else ""
 
 
+def chosen(results: Results, shape: Shape, name: str) -> str:
+    """`kernel.best` for the rung that it launches at a shape, as it was chosen before the run; else the name itself."""
+    return BEST if name == launched(results, shape) and BEST in results.candidates(shape) else name
+
+
 def two_names(results: Results) -> list[float]:
     """By how much the medians of `kernel.best` and of the same kernel under its rung's name differ, in percent.
 

@@ -16,7 +16,6 @@ function controls(explorer) {
   };
   const chosen = h("div", { class: "checks" });
   const summary = h("summary", {});
-  const other = { shape: undefined, candidate: undefined };
   const form = h(
     "form",
     { class: "controls", "aria-label": "What is shown", onsubmit: (event) => event.preventDefault() },
@@ -31,12 +30,12 @@ function controls(explorer) {
     select("clock", "clock", (clock) => ({ clock, cache: keptCache(explorer, clock) })),
     select("cache", "cache"),
     Object.keys(FILTERS).map((name) =>
-      select(name, name === "dim" ? "D" : name, (value) => ({ [name]: value, ...other })),
+      select(name, name === "dim" ? "D" : name, (value) => ({ [name]: value, shape: alike(explorer.state, name, value) })),
     ),
     select("axis", "sweep axis"),
     select("metric", "metric"),
     select("by", "samples"),
-    select("claim", "verdicts", (claim) => ({ claim, ...other })),
+    select("claim", "verdicts", (claim) => ({ claim, shape: undefined, candidate: undefined })),
     h("details", { class: "control candidates" }, summary, chosen),
   );
   const show = (state) => {
@@ -93,6 +92,15 @@ function controls(explorer) {
 
 const swatch = (explorer, name) => h("span", { class: "swatch", style: `background: ${explorer.colour(name)}` });
 
+// The shape that differs from the selected one by a filter alone; undefined where there is none.
+function alike({ shown, place }, filter, value) {
+  const rest = (shape) => JSON.stringify({ ...shape, name: "", label: "", [FILTERED[filter]]: "" });
+  const fits = (shape) => value === "all" || FILTERS[filter](shape) === value;
+  const here = shown.shapes[place];
+  if (!here || fits(here)) return here?.name;
+  return shown.shapes.find((shape) => fits(shape) && rest(shape) === rest(here))?.name;
+}
+
 function keptShape(explorer, name) {
   const run = explorer.data.runs.find((one) => one.name === name);
   return run.shapeAt.has(explorer.state.shape) ? explorer.state.shape : undefined;
@@ -101,7 +109,7 @@ function keptShape(explorer, name) {
 // Of what is chosen, that which another run has too.
 function keptChoices(explorer, run) {
   const raw = explorer.model.get("state"),
-    names = ["baseline", "clock", "cache", "claim", "axis", ...Object.keys(FILTERS)].filter((name) => raw[name]);
+    names = ["baseline", "candidate", "clock", "cache", "claim", "axis", ...Object.keys(FILTERS)].filter((name) => raw[name]);
   const there = resolve(explorer.data, { ...Object.fromEntries(names.map((name) => [name, raw[name]])), run });
   return Object.fromEntries(names.filter((name) => there[name] === raw[name]).map((name) => [name, raw[name]]));
 }

@@ -25,7 +25,7 @@ function makeFind(explorer, part) {
 
 // Of the implementations in 16 bits, or of those in FP8, the one with the smallest median on its worst kind of values;
 // undefined for none. Where one kind alone was timed, those whose time goes by the values elsewhere are passed over. What
-// lacks a latency on some kind comes last.
+// lacks a latency on some kind comes last. Others whose median lies in its interval are its `near`.
 function safest(run, timing, place, { fp8 = false, values }) {
   const places = values ? [place] : run.kindsAt[place],
     median = ({ row }) => run.cases.latency[row];
@@ -41,10 +41,14 @@ function safest(run, timing, place, { fp8 = false, values }) {
     .sort((one, other) => one.isUnsteady - other.isUnsteady || one.lacks - other.lacks || median(one) - median(other));
   const [first] = timed,
     over = timed.find((one) => one.isUnsteady && median(one) < median(first));
+  const near = timed
+    .filter((one) => one !== first && one.lacks === first.lacks && one.isUnsteady === first.isUnsteady)
+    .filter((one) => median(one) <= run.cases.high_us[first.row])
+    .map(({ name }) => name);
   const kind = first && run.shapes[run.cases.shape[first.row]].values;
   const alone = values ? "" : `, on ${kind} values alone`,
     on = places.length > 1 ? `, on ${kind}, its worst of ${places.length} kinds` : alone;
-  return first && { ...first, on, over };
+  return first && { ...first, on, over, near };
 }
 
 // Why an implementation that is faster on the only kind of values is passed over.
@@ -58,16 +62,19 @@ function answer(state) {
     { words } = run.timings[state.timing];
   const first = safest(run, state.timing, state.place, { values: values !== PLAIN.values });
   if (!first) return `Nothing has a latency at ${label}, ${words}.`;
-  const { name, row, on } = first,
+  const { name, row, on, near } = first,
     verdict = verdictAt(state, run.cases.shape[row], name);
   const compared = verdict
     ? ` Compared with \`${baselineAt(state, run.cases.shape[row])}\`: ${judged(verdict)}.`
     : row === caseAt(state, run.cases.shape[row], state.baseline)
       ? " It is the baseline."
       : "";
-  const inBits = run.fp8.length ? " in 16 bits" : "";
-  return `At ${label}, ${words}: \`${name}\` has the smallest median${inBits}, ${run.cases.interval[row]} µs${on}.${compared}${passed(run, first)}`;
+  const inBits = run.fp8.length ? " in 16 bits" : "",
+    within = near.length ? ` In that interval ${near.length > 1 ? "are those" : "is that"} of ${listed(near)} too.` : "";
+  return `At ${label}, ${words}: \`${name}\` has the smallest median${inBits}, ${run.cases.interval[row]} µs${on}.${within}${compared}${passed(run, first)}`;
 }
+
+const listed = (names) => names.map((name) => `\`${name}\``).join(", ");
 
 const deviceWords = (run) => run.device.toLowerCase().split(/\s+/);
 
@@ -138,7 +145,7 @@ function inFp8({ runs }, { fp8 }) {
 
 function foundTable(explorer, found, unknown = []) {
   const { state, data } = explorer;
-  const rows = found.map(({ run, shape, first: { name, row, on, over }, differs }) => {
+  const rows = found.map(({ run, shape, first: { name, row, on, over, near }, differs }) => {
     const verdict = run.verdictAt[run.baseline].get(row);
     const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);
     const candidate = name === run.baseline ? undefined : name;
@@ -149,7 +156,7 @@ function foundTable(explorer, found, unknown = []) {
     return [
       button(shape.label, () => explorer.select(chosen), { "data-at": `${run.name}/${shape.name}` }),
       differs.join(", ") || nothing,
-      [h("code", {}, name), changed, over ? ` (${over.name} passed over)` : ""],
+      [h("code", {}, name), ...near.flatMap((one) => [", ", h("code", {}, one)]), changed, over ? ` (${over.name} passed over)` : ""],
       `${run.cases.interval[row]}${on}`,
       kind,
       titled(run, state.shown),

@@ -64,14 +64,17 @@ function makeMatrix(explorer, part) {
     ),
     none ? notice(none) : h("div", { class: "scroll" }, grid),
     h("p", { class: "legend" }, legend, base),
-    h("p", { class: "note" }, "How a verdict is made of samples: ", report, reportAt(run)),
+    h("p", { class: "note" }, "How a verdict is made of samples: ", report, reportAt(run, run === data.runs[0])),
   );
   grid.parentElement?.scrollTo(scrollLeft, scrollTop);
 }
 
 // Beside the page, which may have been sent without it.
 const REPORT = "report.html#sec-one-verdict-from-samples-to-sentence";
-const reportAt = ({ name }) => `, in reports/${name}/, where this page lies too; make report RUN=${name} renders it.`;
+const reportAt = ({ name }, isOwn) =>
+  `${isOwn ? `, in reports/${name}/, where this page lies too` : ""}; make report RUN=${name} renders that of this run.`;
+
+const counted = (shapes) => `${shapes} shape${shapes === 1 ? "" : "s"}`;
 
 // Why the matrix has no cell, in words.
 function nothing(state) {
@@ -80,7 +83,7 @@ function nothing(state) {
   if (claim === "lost" && !visible.length) {
     const both = among(state).filter((place) => ours.some((name) => verdictAt(state, place, name)));
     if (ours.length)
-      return `At none of the ${both.length} shapes that both have a latency at is ${ours.join(" or ")} slower.`;
+      return `Of ${counted(both.length)}, each kind of values counted, ${ours.join(" or ")} is slower at none.`;
     return shown.ordered.some((name) => name.startsWith(OURS))
       ? `The baseline ${baseline} is ours: choose another to see where ours loses to it.`
       : "None of our kernels is in this run.";
@@ -117,14 +120,21 @@ function meansRow(state) {
   const shapes = distinct(state.visible.map((place) => state.shown.kindsAt[place]));
   const all = shapes.map((places) => places.filter((place) => state.visible.includes(place)));
   const cells = state.candidates.map((name) => {
-    const speedups = (places) => places.map((place) => verdictAt(state, place, name)?.speedup ?? Infinity);
+    const own = (place) => (isBaseline(state, place, name) ? 1 : Infinity);
+    const speedups = (places) => places.map((place) => verdictAt(state, place, name)?.speedup ?? own(place));
     const logs = all.map((places) => Math.log(Math.min(...speedups(places)))).filter(Number.isFinite);
     if (!logs.length) return h("td", {}, "");
     const mean = Math.exp(logs.reduce((sum, one) => sum + one, 0) / logs.length);
     return h("td", {}, mean.toPrecision(4), logs.length < all.length ? ` of ${logs.length}` : null);
   });
   const kinds = all.some((places) => places.length > 1) ? ", each by its worst kind of values" : "";
-  return h("tr", {}, h("th", { scope: "row" }, `geometric mean of ${all.length} shapes${kinds}`), cells);
+  return h("tr", {}, h("th", { scope: "row" }, `geometric mean of ${counted(all.length)}${kinds}`), cells);
+}
+
+// Whether it is what others are compared with at a shape.
+function isBaseline(state, place, name) {
+  const row = caseAt(state, place, name);
+  return row !== undefined && row === caseAt(state, place, state.baseline);
 }
 
 // Mark the selected cell, which alone is a stop of the tab key, and bring it into view.
@@ -181,7 +191,7 @@ function matrixCell(explorer, place, candidate) {
     row = caseAt(state, place, candidate),
     verdict = verdictAt(state, place, candidate);
   const kind = verdict?.kind ?? (row === undefined ? "no latency" : undefined);
-  const isBase = row !== undefined && row === caseAt(state, place, state.baseline);
+  const isBase = isBaseline(state, place, candidate);
   const hidden = state.claim === "claimable" && kind !== "faster, claimable";
   const number = numberIn(state, row, verdict, isBase);
   const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? (isBase ? "the baseline" : "not judged")}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${absence(run, place, candidate)}` : ""}`;

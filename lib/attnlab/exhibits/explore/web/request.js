@@ -13,13 +13,13 @@ const SIZE = new RegExp(
 const DEVICES = ["h100", "h200"];
 // What plain self-attention is besides its sizes.
 const PLAIN = { lengths: "equal", direction: "forward", layout: "heads first", scale: 0, values: "normal" };
-// What a kind of attention differs in from that.
+// What a kind of attention differs in from that, and in what it may.
 const KINDS = {
   __proto__: null,
   gqa: { axis: "kv_heads" },
   mqa: { axis: "kv_heads", wanted: { kv_heads: 1 } },
-  decode: { axis: "kv_len", wanted: { seq_len: 1 } },
-  decoding: { axis: "kv_len", wanted: { seq_len: 1 } },
+  decode: { axis: "kv_len", may: "kv_heads", wanted: { seq_len: 1 } },
+  decoding: { axis: "kv_len", may: "kv_heads", wanted: { seq_len: 1 } },
 };
 
 // The words of the labels of these shapes for all but sizes, the longest first: an axis, and what each stands for there.
@@ -85,20 +85,22 @@ function requested(request, target, shapes, devices) {
 
 // In what a shape differs from what is wanted, in words, and how far it is: another mask or type counts as much as a
 // factor of two, what is more than plain attention and wasn't asked for as one of four, a kind that is missing as one
-// of 64.
+// of 64. What a kind that was asked for may differ in is no difference; plain shapes come first.
 function apart(shape, wanted) {
   const sizes = Object.keys(LETTERS).filter((axis) => wanted[axis] && shape[axis] !== wanted[axis]);
   const words = ["causal", "dtype"]
     .filter((axis) => axis in wanted && shape[axis] !== wanted[axis])
     .map((axis) => (axis === "causal" ? mask(shape) : shape.dtype));
   const there = special(shape, wanted),
-    asked = (wanted.kinds ?? []).map((kind) => [kind, KINDS[kind].axis]);
-  const others = there.filter(([axis]) => !(axis in LETTERS && wanted[axis]) && !asked.some(([, one]) => one === axis));
+    asked = (wanted.kinds ?? []).map((kind) => [kind, KINDS[kind].axis]),
+    may = asked.map(([kind]) => KINDS[kind].may);
+  const unasked = there.filter(([axis]) => !(axis in LETTERS && wanted[axis]) && !asked.some(([, one]) => one === axis)),
+    others = unasked.filter(([axis]) => !may.includes(axis));
   const missing = asked.filter(([, axis]) => !there.some(([one]) => one === axis)).map(([kind]) => `no ${kind}`);
   const lacking = missing.length + others.filter(([axis]) => wanted[axis]).length;
   const distance = sizes.reduce(
     (sum, axis) => sum + Math.abs(Math.log2(shape[axis] / wanted[axis])),
-    words.length + 2 * (others.length + missing.length) + 4 * lacking,
+    words.length + 2 * (others.length + missing.length) + 4 * lacking + (unasked.length - others.length) / 16,
   );
   const kinds = [...others.map(([, words]) => words), ...missing];
   return { differs: [...sizes.map((axis) => `${LETTERS[axis]}=${shape[axis]}`), ...words, ...kinds], distance };

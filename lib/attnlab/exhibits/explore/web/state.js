@@ -28,7 +28,7 @@ function resolve(data, raw) {
   const notices = Object.keys(raw)
     .filter((name) => !KNOWN.includes(name))
     .map((name) => `there is no setting “${name}”`);
-  const state = { notices, find: String(raw.find ?? "") };
+  const state = { notices, find: String(raw.find ?? ""), margin: data.margin };
   const pick = (name, allowed, fallback) => {
     const wanted = raw[name];
     if (wanted !== undefined && !allowed.includes(wanted))
@@ -73,6 +73,9 @@ const FILTERS = {
   dim: (shape) => String(shape.head_dim),
   values: (shape) => shape.values,
 };
+
+// The axis of each filter.
+const FILTERED = { mask: "causal", dtype: "dtype", dim: "head_dim", values: "values" };
 
 // A run in words; its device where that is another than of the run beside it.
 const titled = ({ label, device }, beside) => (device === beside.device ? label : `${label} (${device})`);
@@ -149,11 +152,11 @@ function judgedOurs({ shown, baseline }) {
   return (ours[0] === `${OURS}best` ? ours.slice(0, 1) : ours).filter((name) => name !== baseline);
 }
 
-// Whether these are slower than the baseline at a shape.
+// Whether these are slower than the baseline at a shape; of medians alone, if by more than what counts as equivalent.
 function isLost(state, place) {
   const verdicts = judgedOurs(state).map((name) => verdictAt(state, place, name));
   const there = verdicts.filter(Boolean);
-  return there.length > 0 && there.every(({ kind, speedup }) => (kind ? kind === "slower" : speedup < 1));
+  return there.length > 0 && there.every(({ kind, speedup }) => (kind ? kind === "slower" : speedup < 1 - state.margin));
 }
 
 // The candidate with the largest speedup at the shape.
