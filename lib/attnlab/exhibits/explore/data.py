@@ -2,8 +2,9 @@
 
 import gzip
 import json
+from bisect import bisect_left
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from matplotlib.colors import to_hex
@@ -22,14 +23,13 @@ from attnlab.infer import regimes
 from attnlab.infer.results import Results
 from attnlab.runs import rules
 
-FEWER = (
-    *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12), (24, 8)),
+Fewer = tuple[int | None, int | None]
+FEWER: tuple[Fewer, ...] = (
+    *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12)),
     *((16, 12), (12, 12)),
     *((most, most) for most in (8, 6, 4, 2, 1)),
 )
 """At most so many samples of a replicate of the run are sent, and of the others': the first of these that fit."""
-MOST_SAMPLES = 800_000
-"""More are not packed to see whether they fit."""
 MOST_BYTES = 2_600_000
 """As base64, a third more, and with the code beside it a page stays below 3.6 MB."""
 
@@ -59,27 +59,26 @@ def payload(shown: Results, others: Iterable[Told]) -> bytes:
 
 
 def _fitted(own: Told, beside: list[Beside]) -> bytes:
-    """As many of the runs as fit; too long where even the first alone doesn't."""
+    """As many of the runs as fit with their fewest samples, and then as many samples as fit.
+
+    It is too long where even the first run's fewest samples are.
+    """
     for many in range(len(beside), -1, -1):
-        block = _thinned_to_fit(own, beside[:many], [said for said, _, _ in beside[many:]])
-        if len(block) <= MOST_BYTES:
+        block = cache(partial(_thinned, own, beside[:many], [said for said, _, _ in beside[many:]]))
+        if len(block(FEWER[-1])) <= MOST_BYTES:
             break
-    return block
+    first = bisect_left(FEWER, True, hi=len(FEWER) - 1, key=lambda most: len(block(most)) <= MOST_BYTES)
+    return block(FEWER[first])
 
 
-def _thinned_to_fit(own: Told, beside: list[Beside], left_out: list[dict[str, Any]]) -> bytes:
-    """All of it, with as many samples as fit; too long where even the fewest don't."""
-    said, rows = _said(own, beside, left_out), [own.rows, *(theirs for _, _, theirs in beside)]
-    for own_most, most in FEWER:
-        mosts = [own_most] + [most] * len(beside)
-        packed = [pack(each, most) for each, most in zip(rows, mosts, strict=True)]
-        if sum(one.codes.size for one in packed) > MOST_SAMPLES:
-            continue
-        is_whole = [one.codes.size == len(each.case) for one, each in zip(packed, rows, strict=True)]
-        block = _block(said, packed, [None if whole else most for whole, most in zip(is_whole, mosts, strict=True)])
-        if len(block) <= MOST_BYTES:
-            break
-    return block
+def _thinned(own: Told, beside: list[Beside], left_out: list[dict[str, Any]], most: Fewer) -> bytes:
+    """All of it, with at most so many samples of a replicate."""
+    rows = [own.rows, *(theirs for _, _, theirs in beside)]
+    mosts = [most[0]] + [most[1]] * len(beside)
+    packed = [pack(each, one) for each, one in zip(rows, mosts, strict=True)]
+    is_whole = [one.codes.size == len(each.case) for one, each in zip(packed, rows, strict=True)]
+    thinned = [None if whole else one for whole, one in zip(is_whole, mosts, strict=True)]
+    return _block(_said(own, beside, left_out), packed, thinned)
 
 
 def _said(own: Told, beside: list[Beside], left_out: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
