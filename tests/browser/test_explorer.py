@@ -100,13 +100,18 @@ def pages(tmp_path_factory) -> dict[str, str]:
     there = altered(here, "before", device=1.5)
     shapes = here.study.shapes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 0.9) | {"kernel.tiled": 0.5})
+        patch.setattr(
+            synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 0.9) | {"kernel.tiled": 0.5, "sdpa.math": 8.0}
+        )
         alone = {
             "ours": made(Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.tiled"]})),
             "names": made(Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", *ODD]})),
             "no baseline": made(Recipe(study=STUDY, fates={("sdpa.auto", shape): GONE for shape in shapes})),
             "failures": made(
                 Recipe(study=STUDY, fates={(name, one): GONE for name in STUDY["implementations"] for one in shapes})
+            ),
+            "far": made(
+                Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.flash", "sdpa.math"]})
             ),
             "one implementation": synthetic.lonely(),
             "labels": made(Recipe(study=LABELS, fates={})),
@@ -425,6 +430,14 @@ def test_others_in_the_interval_of_the_smallest_median_are_named(visit, pages):
     opened = visit(pages["names"])
     assert "In that interval are those of" in text(opened, "find")
     assert 1 < text(opened, "find").count("peer.") <= len(ODD)
+
+
+def test_speedups_far_below_one_stand_in_the_table_alone(visit, pages):
+    opened = visit(pages["far"])
+    assert "Below 0.25, and in the table alone: sdpa.math." in text(opened, "lines")
+    assert "sdpa.math" not in opened.locator('[data-part="lines"] svg text.name').all_inner_texts()
+    assert "sdpa.math" in opened.locator('[data-part="lines"] details').text_content()
+    assert "Below" not in text(visit(pages["ours"]), "lines")
 
 
 def test_another_kind_of_values_keeps_the_cell(explorer):

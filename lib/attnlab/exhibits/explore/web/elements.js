@@ -25,6 +25,8 @@ function rich(text) {
   });
 }
 
+const listed = (names) => names.map((name) => `\`${name}\``).join(", ");
+
 // A paragraph of such sentences.
 const said = (text, attributes = {}) => h("p", attributes, ...rich(text));
 const notice = (...words) => h("p", { class: "notice" }, ...words);

@@ -74,8 +74,6 @@ function answer(state) {
   return `At ${label}, ${words}: \`${name}\` has the smallest median${inBits}, ${run.cases.interval[row]} µs${on}.${within}${compared}${passed(run, first)}`;
 }
 
-const listed = (names) => names.map((name) => `\`${name}\``).join(", ");
-
 const deviceWords = (run) => run.device.toLowerCase().split(/\s+/);
 
 function found(explorer) {

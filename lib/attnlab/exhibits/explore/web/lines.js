@@ -1,5 +1,8 @@
 // A metric along one axis, through the selected shape.
 
+// Smaller speedups would squeeze those near 1 into a band: they aren't drawn where there are larger ones.
+const LEAST_SPEEDUP = 0.25;
+
 function makeLines(explorer, part) {
   const { state, data } = explorer,
     { shown: run, axis, metric } = state;
@@ -9,17 +12,23 @@ function makeLines(explorer, part) {
   const names = [state.baseline, ...state.candidates].filter(
     (name) => state.claim !== "claimable" || name === state.baseline || isClaimable(name),
   );
-  const lines = names
+  const every = names
     .map((name) => ({ name, points: places.map((place) => pointAt(state, place, name, data.metrics)).filter(Boolean) }))
     .filter(({ points }) => points.length);
   const title = data.metrics[metric].axis,
     start = h("h2", {}, `Along ${AXES[axis]}`),
     { words } = run.timings[state.timing];
+  const low = ({ value }) => metric === "speedup" && value < LEAST_SPEEDUP,
+    near = every
+      .map(({ name, points }) => ({ name, points: points.filter((point) => !low(point)) }))
+      .filter(({ points }) => points.length),
+    lines = near.length ? near : every,
+    below = near.length ? every.filter(({ points }) => points.some(low)).map(({ name }) => name) : [];
   if (!lines.length)
     return part.replaceChildren(start, notice(`Nothing has a ${data.metrics[metric].title} here, ${words}.`));
   const alone = places.length < 2 ? ` No other shape differs from it in this axis alone.` : "",
     whiskers = state.by === "pooled" ? `whiskers are ${data.confidence} intervals` : `a thin line for each replicate`,
-    through = `Through ${run.shapes[state.place].label}, ${words}; ${whiskers}.${alone} Axes are logarithmic.`;
+    through = `Through ${run.shapes[state.place].label}, ${words}; ${whiskers}.${alone} Axes are logarithmic.${below.length ? ` Below ${LEAST_SPEEDUP}, and in the table alone: ${listed(below)}.` : ""}`;
   const width = Math.max(280, part.clientWidth || 600),
     height = Math.min(380, Math.max(260, 90 + 17 * lines.length)),
     longest = Math.max(...lines.map(({ name }) => name.length)),
@@ -56,11 +65,11 @@ function makeLines(explorer, part) {
     clock,
     throttled,
   ];
-  const rows = lines.flatMap(({ name, points }) => points.map((point) => row(name, point)));
+  const rows = every.flatMap(({ name, points }) => points.map((point) => row(name, point)));
   const titles = ["implementation", AXES[axis], title, "n", "SM clock", "throttled"],
     numbers = table(titles, rows, "numbers of the lines");
   const details = h("details", {}, h("summary", {}, "The same as a table"), numbers);
-  part.replaceChildren(start, h("p", {}, through), svg, details);
+  part.replaceChildren(start, said(through), svg, details);
 }
 
 function pointAt(state, place, name, metrics) {
