@@ -434,10 +434,10 @@ def test_others_in_the_interval_of_the_smallest_median_are_named(visit, pages):
 
 def test_speedups_far_below_one_stand_in_the_table_alone(visit, pages):
     opened = visit(pages["far"])
-    assert "Below 0.25, and in the table alone: sdpa.math." in text(opened, "lines")
+    assert "Where below 0.25, in the table alone: sdpa.math." in text(opened, "lines")
     assert "sdpa.math" not in opened.locator('[data-part="lines"] svg text.name').all_inner_texts()
     assert "sdpa.math" in opened.locator('[data-part="lines"] details').text_content()
-    assert "Below" not in text(visit(pages["ours"]), "lines")
+    assert "Where below" not in text(visit(pages["ours"]), "lines")
 
 
 def test_another_kind_of_values_keeps_the_cell(explorer):

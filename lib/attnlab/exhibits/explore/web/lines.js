@@ -28,7 +28,7 @@ function makeLines(explorer, part) {
     return part.replaceChildren(start, notice(`Nothing has a ${data.metrics[metric].title} here, ${words}.`));
   const alone = places.length < 2 ? ` No other shape differs from it in this axis alone.` : "",
     whiskers = state.by === "pooled" ? `whiskers are ${data.confidence} intervals` : `a thin line for each replicate`,
-    through = `Through ${run.shapes[state.place].label}, ${words}; ${whiskers}.${alone} Axes are logarithmic.${below.length ? ` Below ${LEAST_SPEEDUP}, and in the table alone: ${listed(below)}.` : ""}`;
+    through = `Through ${run.shapes[state.place].label}, ${words}; ${whiskers}.${alone} Axes are logarithmic.${below.length ? ` Where below ${LEAST_SPEEDUP}, in the table alone: ${listed(below)}.` : ""}`;
   const width = Math.max(280, part.clientWidth || 600),
     height = Math.min(380, Math.max(260, 90 + 17 * lines.length)),
     longest = Math.max(...lines.map(({ name }) => name.length)),
