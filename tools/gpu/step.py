@@ -1,105 +1,163 @@
 """Look into a model's step of one token under a CUDA graph, as page 09 times it: half a minute for a model.
 
-``PYTHONPATH=lib python3 tools/gpu/step.py 512 gpt2 llama-64`` takes SDPA, `attend`, `attend` whose kernels wait until
-what is before them has ended, and `attend` launched without clusters and without any attribute. For each it prints what
-a launch of the graph takes the host and a replay the device, in µs; and by CUPTI the kernels of a replay: how many, for
-how long, and the gap before each, those that take most first. At last it prints the replays once more, in turns.
+``PYTHONPATH=lib python3 tools/gpu/step.py 512 gpt2 llama-64`` captures the step with SDPA, with `attend`, and with less
+and less of `attend` in place of attention, to tell what decides how the driver launches a graph. For each it prints the
+graph's nodes by their kinds, and what a launch takes the host and a replay the device, in µs; then the replays in
+turns. At last, as CUPTI may change how graphs are launched, the kernels of a replay with SDPA and with `attend`: how
+many, for how long, and the gap before each, those that take most first.
 """
 
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+import cupy
 import torch
-from splits import late
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from attnlab.measure.clocks import cuda_events, traced
-from attnlab.measure.instruments import environment, inspection
-from attnlab.measure.subjects import attend, launch, model, problem
+from attnlab.measure.instruments import devices, environment, inspection
+from attnlab.measure.subjects import attend, maps, model
 from attnlab.study.models import BASELINE, CANDIDATE, DEFAULTS, DTYPES, MODELS
 
 DEVICE = torch.device("cuda")
 REPLAYS, SHOWN = 20, 14
-Replay = Callable[[], object]
-_EARLY, _SPLITS = launch.early, problem.splits
+SHARED_BYTES = 200 * 1024
+SOURCE = """
+extern "C" __global__ void nothing(float* x) { if (x[0] > 1) x[1] = 0; }
+extern "C" __global__ void much_shared(float* x) { extern __shared__ float s[]; if (x[0] > 1) x[1] = s[0]; }
+extern "C" __global__ void waits(float* x) {
+    asm volatile("griddepcontrol.launch_dependents;\\n griddepcontrol.wait;" ::: "memory");
+    if (x[0] > 1) x[1] = 0;
+}
+"""
+Step = tuple[torch.cuda.CUDAGraph, str]
+"""A graph of a step, and its nodes by their kinds."""
 
 
 def main(prompt: int, names: list[str]) -> None:
     environment.lock()
     model.register(CANDIDATE, model.attention)
     attend.use()
+    for name, attention in ways().items():
+        model.register(name, attention)
     print(torch.cuda.get_device_name())
     for name in names:
         made = model.build(MODELS[name], prompt + 64, DTYPES["cuda"], DEVICE)
         prompts = torch.randint(MODELS[name].vocabulary, (DEFAULTS["cuda"]["batch"][0], prompt), device=DEVICE)
-        steps: dict[str, dict[str, Replay]] = {}  # which hold the caches that their graphs read
-        for which, (attention, changes) in WAYS.items():
-            with ExitStack() as stack:
-                for module, function, other in changes:
-                    stack.enter_context(patch.object(module, function, other))
-                attend._split_keys.cache_clear()  # launches are prepared as they are launched
-                made.set_attn_implementation(model.REGISTERED[attention])
-                steps[which] = model.steps(made, prompts)
-                replay = steps[which]["graph_us"]
-                print(f"{name}, {prompt} keys, {which}: {_times(replay)}", flush=True)
-                print("\n".join(_kernels(replay)), flush=True)
-        replays = {which: taken["graph_us"] for which, taken in steps.items()}
-        print(f"{name}, {prompt} keys, in turns: {_in_turns(replays)}", flush=True)
+        held: list[Any] = []  # the caches that graphs read
+        steps = {way: _step(made, implementation, prompts, held) for way, implementation in _implementations().items()}
+        for way, (graph, nodes) in steps.items():
+            print(f"{name}, {prompt} keys, {way}: {nodes}; {_times(graph)}", flush=True)
+        print(f"{name}, {prompt} keys, in turns: {_in_turns(steps)}", flush=True)
+        for way in ("SDPA", "attend"):
+            print("\n".join([f"{name}, {prompt} keys, {way}, by CUPTI:", *_kernels(steps[way][0])]), flush=True)
 
 
-def _plain(*sizes: int) -> Any:
-    config = _EARLY(*sizes)
-    config.attrs, config.numAttrs = [], 0
-    return config
+def _implementations() -> dict[str, str]:
+    registered = {"SDPA": model.REGISTERED[BASELINE], "attend": model.REGISTERED[CANDIDATE]}
+    return registered | {way: way for way in ways()} | {"SDPA again": model.REGISTERED[BASELINE]}
 
 
-def _without_clusters(*given: Any) -> tuple[int, int]:
-    clusters, cluster = _SPLITS(*given)
-    return clusters * cluster, 1
+def ways() -> dict[str, model.Attention]:
+    """Less and less of `attend`; what is no attention returns Q, and only its time counts."""
+    module, x = cupy.RawModule(code=SOURCE, options=("-std=c++17", "-arch=sm_90")), torch.zeros(2, device=DEVICE)
+    nothing, much, waits = map(module.get_function, ("nothing", "much_shared", "waits"))
+    much.max_dynamic_shared_size_bytes = SHARED_BYTES
+
+    def launch(kernel: Any, shared_bytes: int = 0) -> None:
+        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+            kernel((8,), (128,), (x.data_ptr(),), shared_mem=shared_bytes)
+
+    def copied(beside: Callable[[], object], *given: Any, **named: Any) -> tuple[Tensor, None]:
+        beside()
+        return given[1].clone().transpose(1, 2).contiguous(), None
+
+    def once(*given: Any, **named: Any) -> tuple[Tensor, None]:
+        first = getattr(given[0], "layer_idx", 0) == 0
+        return model.attention(*given, **named) if first else copied(_nothing, *given, **named)
+
+    def without_lengths(*given: Any, **named: Any) -> tuple[Tensor, None]:
+        _, q, k, v, *_ = given
+        return attend.attend(q, k, v).transpose(1, 2).contiguous(), None
+
+    return {
+        "attend without lengths": without_lengths,
+        "attend in the first layer": once,
+        "a copy of Q": partial(copied, _nothing),
+        "and a kernel of CuPy": partial(copied, partial(launch, nothing)),
+        "and one of much shared memory": partial(copied, partial(launch, much, SHARED_BYTES)),
+        "and one that waits for what is before": partial(copied, partial(launch, waits)),
+    }
 
 
-WAYS: dict[str, tuple[str, list[tuple[Any, str, Callable[..., Any]]]]] = {
-    "SDPA": (BASELINE, []),
-    "attend": (CANDIDATE, []),
-    "attend, late": (CANDIDATE, [(launch, "early", late)]),
-    "attend, plain": (CANDIDATE, [(launch, "early", _plain), (problem, "splits", _without_clusters)]),
-}
-"""What takes a step: an attention, and what is changed of the project for it."""
+def _nothing() -> None:
+    pass
 
 
-def _in_turns(replays: dict[str, Replay]) -> str:
+def _step(made: Any, implementation: str, prompts: Tensor, held: list[Any]) -> Step:
+    made.set_attn_implementation(implementation)
+    graphs: list[Step] = []
+
+    def graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        graphs.append(_graph(call))
+        return graphs[-1][0]
+
+    with patch.object(model, "_graph", graph):
+        held.append(model.steps(made, prompts))
+    return graphs[-1]  # of one token
+
+
+def _graph(call: Callable[[], object]) -> Step:
+    for _ in range(2):
+        call()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with devices.no_garbage_collected(), torch.cuda.graph(graph):
+        graph.held = call()  # type: ignore[attr-defined]
+    nodes = _nodes(graph)
+    graph.instantiate()
+    return graph, nodes
+
+
+def _nodes(graph: torch.cuda.CUDAGraph) -> str:
+    driver = maps.driver()
+    raw = driver.CUgraph(graph.raw_cuda_graph())
+    _, _, count = driver.cuGraphGetNodes(raw, 0)
+    _, nodes, _ = driver.cuGraphGetNodes(raw, count)
+    kinds = Counter(driver.cuGraphNodeGetType(node)[1].name.rpartition("TYPE_")[2].lower() for node in nodes)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def _in_turns(steps: dict[str, Step]) -> str:
     """What a replay takes behind one of the same graph, where the others' run before that."""
-    us: dict[str, list[float]] = {which: [] for which in replays}
+    us: dict[str, list[float]] = {way: [] for way in steps}
     for _ in range(REPLAYS):
-        for which, replay in replays.items():
-            replay()
-            us[which].append(cuda_events.timed(DEVICE, replay)[0])
-    return ", ".join(f"{which} {median(found):.0f}" for which, found in us.items())
+        for way, (graph, _) in steps.items():
+            graph.replay()
+            us[way].append(cuda_events.timed(DEVICE, graph.replay)[0])
+    return ", ".join(f"{way} {median(found):.0f}" for way, found in us.items())
 
 
-def _times(replay: Replay) -> str:
-    host_us, alone_us, queued_us = [], [], []
+def _times(graph: torch.cuda.CUDAGraph) -> str:
+    host_us, queued_us = [], []
     for _ in range(REPLAYS):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        replay()
+        graph.replay()
         host_us.append((time.perf_counter() - begin) * 1e6)
-        queued_us.append(cuda_events.timed(DEVICE, replay)[0])
-        torch.cuda.synchronize()
-        alone_us.append(cuda_events.timed(DEVICE, replay)[0])
-    host, alone, queued = map(median, (host_us, alone_us, queued_us))
-    return f"launched in {host:.0f} us of the host; on the device {queued:.0f} behind a replay, {alone:.0f} behind none"
+        queued_us.append(cuda_events.timed(DEVICE, graph.replay)[0])
+    return f"launched in {median(host_us):.0f} us of the host; on the device {median(queued_us):.0f} behind a replay"
 
 
-def _kernels(replay: Replay) -> list[str]:
+def _kernels(graph: torch.cuda.CUDAGraph) -> list[str]:
     with inspection.quiet(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        replay()
+        graph.replay()
         torch.cuda.synchronize()
     found = filter(traced._ran_on_device, profiler.profiler.kineto_results.events())
     events = sorted((event.start_ns() / 1e3, event.end_ns() / 1e3, event.name()) for event in found)
