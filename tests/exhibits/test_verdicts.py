@@ -254,6 +254,16 @@ def test_calibration_in_brief_is_that_of_runs_like_this_one():
         assert list(brief.frame["median covered"]) == list(like["median covered"])
 
 
+def test_on_several_cards_calibration_in_brief_is_that_of_as_many_processes():
+    study = synthetic.AT_TARGET | {"replicates": 6}
+    run = synthetic.infer(synthetic.Recipe(study=study, cards=tuple((f"{number % 3}", 1.0) for number in range(6))))
+    brief = Show(run)("verdicts.calibration.brief").content
+    assert (
+        f"each run of 3 processes that differ and 24 rounds; this run has 3 cards and {synthetic.ROUNDS}"
+        in brief.caption
+    )
+
+
 @pytest.mark.parametrize(
     ("stated", "fates", "why"),
     [

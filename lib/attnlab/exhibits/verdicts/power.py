@@ -7,6 +7,7 @@ from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer import simulation
+from attnlab.infer.cases import LEAST_CARDS
 from attnlab.infer.kernels.rungs import two_names
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.machine.effort import effort
@@ -44,8 +45,13 @@ def calibration() -> Table:
 
 @exhibit("verdicts.calibration.brief")
 def brief(results: Results) -> Table:
-    """The rows of the simulation that are most like a run: of one process, or of several that differ."""
-    taken, (one, *several) = effort(results).replicates, simulation.REPLICATES
+    """The rows of the simulation that are most like a run: of one process, or of several that differ.
+
+    On several cards, a card is what is independent, as a process is there.
+    """
+    cards = len(results.run.cards)
+    over_cards = cards >= LEAST_CARDS
+    taken, (one, *several) = cards if over_cards else effort(results).replicates, simulation.REPLICATES
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
     shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
@@ -58,7 +64,7 @@ def brief(results: Results) -> Table:
             worst=shares[WRONG].max(),
             replicates=replicates,
             rounds=simulation.ROUNDS[replicates],
-            taken=results.study.samples,
+            here=[*([f"{cards} cards"] if over_cards else []), f"{results.study.samples} rounds"],
         ),
         "All kinds and counts of replicates are in [](#verdicts.calibration).",
         shows=SHOWS,
