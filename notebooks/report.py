@@ -218,7 +218,7 @@ show("environment.load")
 # The hand-written kernels pass the same gate as every other implementation, in the same rounds and by the same clocks. Each
 # rung of [](#kernels.summary) states beforehand what it should gain over the rung that it builds on. An expectation that was
 # missed is as much a result as one that was exceeded. The last column names the largest bottleneck by the counters: a unit
-# from 60 % of its peak, or else what the warps waited for most.
+# from 60 % of its peak on, in percent of that, or else what warps waited for most, in percent of all cycles of the call.
 
 # %%
 show("kernels.stale")
