@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from attnlab.measure.clocks import cuda_events, traced
-from attnlab.measure.instruments import devices, environment, inspection
+from attnlab.measure.instruments import environment, inspection
 from attnlab.measure.subjects import attend, maps, model
 from attnlab.study.models import BASELINE, CANDIDATE, DEFAULTS, DTYPES, MODELS
 
@@ -37,32 +37,29 @@ extern "C" __global__ void waits(float* x) {
     if (x[0] > 1) x[1] = 0;
 }
 """
-Step = tuple[torch.cuda.CUDAGraph, str]
-"""A graph of a step, and its nodes by their kinds."""
+Steps = dict[str, Callable[[], object]]
 
 
 def main(prompt: int, names: list[str]) -> None:
     environment.lock()
     model.register(CANDIDATE, model.attention)
     attend.use()
-    for name, attention in ways().items():
-        model.register(name, attention)
+    others = ways()
+    for way, attention in others.items():
+        model.register(way, attention)
+    registered = {"SDPA": model.REGISTERED[BASELINE], "attend": model.REGISTERED[CANDIDATE]}
+    registered |= {way: way for way in others} | {"SDPA again": model.REGISTERED[BASELINE]}
     print(torch.cuda.get_device_name())
     for name in names:
         made = model.build(MODELS[name], prompt + 64, DTYPES["cuda"], DEVICE)
         prompts = torch.randint(MODELS[name].vocabulary, (DEFAULTS["cuda"]["batch"][0], prompt), device=DEVICE)
-        held: list[Any] = []  # the caches that graphs read
-        steps = {way: _step(made, implementation, prompts, held) for way, implementation in _implementations().items()}
-        for way, (graph, nodes) in steps.items():
-            print(f"{name}, {prompt} keys, {way}: {nodes}; {_times(graph)}", flush=True)
+        # They hold the caches that their graphs read.
+        steps = {way: _step(made, implementation, prompts) for way, implementation in registered.items()}
+        for way, step in steps.items():
+            print(f"{name}, {prompt} keys, {way}: {_nodes(step)}; {_times(step)}", flush=True)
         print(f"{name}, {prompt} keys, in turns: {_in_turns(steps)}", flush=True)
         for way in ("SDPA", "attend"):
-            print("\n".join([f"{name}, {prompt} keys, {way}, by CUPTI:", *_kernels(steps[way][0])]), flush=True)
-
-
-def _implementations() -> dict[str, str]:
-    registered = {"SDPA": model.REGISTERED[BASELINE], "attend": model.REGISTERED[CANDIDATE]}
-    return registered | {way: way for way in ways()} | {"SDPA again": model.REGISTERED[BASELINE]}
+            print("\n".join([f"{name}, {prompt} keys, {way}, by CUPTI:", *_kernels(steps[way])]), flush=True)
 
 
 def ways() -> dict[str, model.Attention]:
@@ -101,32 +98,14 @@ def _nothing() -> None:
     pass
 
 
-def _step(made: Any, implementation: str, prompts: Tensor, held: list[Any]) -> Step:
+def _step(made: Any, implementation: str, prompts: Tensor) -> Steps:
     made.set_attn_implementation(implementation)
-    graphs: list[Step] = []
-
-    def graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        graphs.append(_graph(call))
-        return graphs[-1][0]
-
-    with patch.object(model, "_graph", graph):
-        held.append(model.steps(made, prompts))
-    return graphs[-1]  # of one token
+    with patch.object(torch.cuda, "CUDAGraph", partial(torch.cuda.CUDAGraph, keep_graph=True)):
+        return model.steps(made, prompts)
 
 
-def _graph(call: Callable[[], object]) -> Step:
-    for _ in range(2):
-        call()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with devices.no_garbage_collected(), torch.cuda.graph(graph):
-        graph.held = call()  # type: ignore[attr-defined]
-    nodes = _nodes(graph)
-    graph.instantiate()
-    return graph, nodes
-
-
-def _nodes(graph: torch.cuda.CUDAGraph) -> str:
-    driver = maps.driver()
+def _nodes(steps: Steps) -> str:
+    graph, driver = steps["graph_us"].__self__, maps.driver()  # type: ignore[attr-defined]
     raw = driver.CUgraph(graph.raw_cuda_graph())
     _, _, count = driver.cuGraphGetNodes(raw, 0)
     _, nodes, _ = driver.cuGraphGetNodes(raw, count)
@@ -134,30 +113,32 @@ def _nodes(graph: torch.cuda.CUDAGraph) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
-def _in_turns(steps: dict[str, Step]) -> str:
+def _in_turns(steps: dict[str, Steps]) -> str:
     """What a replay takes behind one of the same graph, where the others' run before that."""
     us: dict[str, list[float]] = {way: [] for way in steps}
     for _ in range(REPLAYS):
-        for way, (graph, _) in steps.items():
-            graph.replay()
-            us[way].append(cuda_events.timed(DEVICE, graph.replay)[0])
+        for way, step in steps.items():
+            step["graph_us"]()
+            us[way].append(cuda_events.timed(DEVICE, step["graph_us"])[0])
     return ", ".join(f"{way} {median(found):.0f}" for way, found in us.items())
 
 
-def _times(graph: torch.cuda.CUDAGraph) -> str:
+def _times(steps: Steps) -> str:
+    replay = steps["graph_us"]
+    replay()  # a graph that is kept is made ready for launches by its first replay
     host_us, queued_us = [], []
     for _ in range(REPLAYS):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        graph.replay()
+        replay()
         host_us.append((time.perf_counter() - begin) * 1e6)
-        queued_us.append(cuda_events.timed(DEVICE, graph.replay)[0])
+        queued_us.append(cuda_events.timed(DEVICE, replay)[0])
     return f"launched in {median(host_us):.0f} us of the host; on the device {median(queued_us):.0f} behind a replay"
 
 
-def _kernels(graph: torch.cuda.CUDAGraph) -> list[str]:
+def _kernels(steps: Steps) -> list[str]:
     with inspection.quiet(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        graph.replay()
+        steps["graph_us"]()
         torch.cuda.synchronize()
     found = filter(traced._ran_on_device, profiler.profiler.kineto_results.events())
     events = sorted((event.start_ns() / 1e3, event.end_ns() / 1e3, event.name()) for event in found)

@@ -155,8 +155,8 @@ def best(results: Results, shape: Shape) -> OverKinds:
         verdict = one.verdict
         return not one.lacking, verdict.claimable, verdict.decision == "faster", verdict.speedup.estimate
 
-    first = max((over(results, name, shape) for name in results.candidates(shape)), key=rank)
-    return over(results, rungs.chosen(results, shape, first.candidate), shape)
+    found = {name: over(results, name, shape) for name in results.candidates(shape)}
+    return found[rungs.chosen(results, shape, max(found, key=lambda name: rank(found[name])))]
 
 
 class Stretch(NamedTuple):

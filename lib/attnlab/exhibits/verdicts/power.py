@@ -7,7 +7,6 @@ from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer import simulation
-from attnlab.infer.cases import LEAST_CARDS
 from attnlab.infer.kernels.rungs import two_names
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.machine.effort import effort
@@ -49,9 +48,8 @@ def brief(results: Results) -> Table:
 
     On several cards, a card is what is independent, as a process is there.
     """
-    cards = len(results.run.cards)
-    over_cards = cards >= LEAST_CARDS
-    taken, (one, *several) = cards if over_cards else effort(results).replicates, simulation.REPLICATES
+    cards = len(results.run.cards) if results.over_cards else 0
+    taken, (one, *several) = cards or effort(results).replicates, simulation.REPLICATES
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
     shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
@@ -64,7 +62,7 @@ def brief(results: Results) -> Table:
             worst=shares[WRONG].max(),
             replicates=replicates,
             rounds=simulation.ROUNDS[replicates],
-            here=[*([f"{cards} cards"] if over_cards else []), f"{results.study.samples} rounds"],
+            here=[*([f"{cards} cards"] if cards else []), f"{results.study.samples} rounds"],
         ),
         "All kinds and counts of replicates are in [](#verdicts.calibration).",
         shows=SHOWS,

@@ -94,11 +94,11 @@ const swatch = (explorer, name) => h("span", { class: "swatch", style: `backgrou
 
 // The shape that differs from the selected one by a filter alone; undefined where there is none.
 function alike({ shown, place }, filter, value) {
-  const rest = (shape) => JSON.stringify({ ...shape, name: "", label: "", [FILTERED[filter]]: "" });
   const fits = (shape) => value === "all" || FILTERS[filter](shape) === value;
   const here = shown.shapes[place];
   if (!here || fits(here)) return here?.name;
-  return shown.shapes.find((shape) => fits(shape) && rest(shape) === rest(here))?.name;
+  const near = Object.keys(here).flatMap((axis) => alongside(shown, here, axis));
+  return near.map((one) => shown.shapes[one]).find(fits)?.name;
 }
 
 function keptShape(explorer, name) {

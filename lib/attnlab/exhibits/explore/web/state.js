@@ -74,9 +74,6 @@ const FILTERS = {
   values: (shape) => shape.values,
 };
 
-// The axis of each filter.
-const FILTERED = { mask: "causal", dtype: "dtype", dim: "head_dim", values: "values" };
-
 // A run in words; its device where that is another than of the run beside it.
 const titled = ({ label, device }, beside) => (device === beside.device ? label : `${label} (${device})`);
 
