@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from published import RUN
 
 from attnlab import select_run
 from attnlab.base import paths
@@ -34,7 +35,6 @@ from attnlab.runs import schema
 from attnlab.runs.tables import TABLES
 from attnlab.study import implementations, studies
 
-RUN = "h200-2026-11-27-main"
 TEN = Path(__file__).with_name("ten.yaml")
 EVERY_S = 0.05
 CASES, REPLICATES, ROUNDS = (100, 1000), 5, 100

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import distributed
 import pandas as pd
+from published import RUN
 
 from attnlab.base import files
 from attnlab.infer.machine import neighbours
@@ -30,7 +31,6 @@ from attnlab.runs import read, schema
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
-RUN = "h200-2026-11-27-main"
 GPUS = (1, 2, 4, 8, 32, 256)
 WORKERS = (2, 4, 8, 16)
 EMPTY_TASKS = 500

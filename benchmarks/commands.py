@@ -15,9 +15,10 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from published import RUN
+
 from attnlab.base import paths
 
-RUN = "h200-2026-11-27-main"
 COMMANDS = ("make report", f"make report RUN={RUN}")
 WRITTEN = Path(__file__).with_suffix(".toml")
 

@@ -1,7 +1,7 @@
 """Prints how soon the explorer shows a change, in Chromium and for a run of half a million samples.
 
-    python benchmarks/explore.py                       # a run that was made up: takes a minute to infer from
-    python benchmarks/explore.py h200-2026-11-27-main  # a recorded run, with the runs beside it
+    python benchmarks/explore.py        # a run that was made up: takes a minute to infer from
+    python benchmarks/explore.py <run>  # a recorded run, with the runs beside it
 
 From the event to the frame after the one that shows it, the median and the largest of `TIMES`. Needs Playwright and
 Chromium.
