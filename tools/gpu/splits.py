@@ -63,7 +63,7 @@ Inputs = list[Given]
 def main(shapes: list[str]) -> None:
     started = time.monotonic()
     print(torch.cuda.get_device_name(), flush=True)
-    variants = {head_dim: [_variant(tile) for tile in _tiles(head_dim)] for head_dim in OTHERS}
+    variants = {head_dim: [variant(tile) for tile in _tiles(head_dim)] for head_dim in OTHERS}
     wrong = sum(_check(head_dim, of_dim) for head_dim, of_dim in variants.items())
     print(f"{wrong} wrong cases, {time.monotonic() - started:.0f} s", flush=True)
     fits = []
@@ -90,7 +90,8 @@ def _tiles(head_dim: int) -> list[Tile]:
     return own + made
 
 
-def _variant(tile: Tile) -> rungs.Kernel:
+def variant(tile: Tile) -> rungs.Kernel:
+    """One tile of kernel.few, compiled anew."""
     return rungs.Kernel(ladder.rung("kernel.few").model_copy(update={"tiles": [tile]}))
 
 
@@ -165,45 +166,52 @@ def _float64(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[in
 # Times
 
 
+def apart(sizes: tuple[int, ...], queries: int) -> Inputs:
+    """Q, K and V of as many calls as the L2 can't hold together."""
+    batch, heads, kv_heads, keys, head_dim = sizes
+    memories = min(CALLS, 1 + math.ceil(2 * torch.cuda.get_device_properties(0).L2_cache_size / _kv_bytes(sizes)))
+    drawn = partial(torch.randn, device="cuda", dtype=torch.bfloat16 if head_dim == 128 else torch.float16)
+    of_q, of_k = (batch, heads, queries, head_dim), (batch, kv_heads, keys, head_dim)
+    return [(drawn(of_q), drawn(of_k), drawn(of_k)) for _ in range(memories)]
+
+
+def _kv_bytes(sizes: tuple[int, ...]) -> int:
+    batch, _, kv_heads, keys, head_dim = sizes
+    return 4 * batch * kv_heads * keys * head_dim
+
+
 def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.Kernel]]) -> list[tuple]:
     """Print a line for each tile; returns what `_fit` takes of the tile that the ladder has."""
     batch, heads, kv_heads, keys, head_dim = sizes
-    rows, kv_bytes = heads // kv_heads * queries, 4 * batch * kv_heads * keys * head_dim
-    memories = min(CALLS, 1 + math.ceil(2 * torch.cuda.get_device_properties(0).L2_cache_size / kv_bytes))
-    dtype = torch.bfloat16 if head_dim == 128 else torch.float16
-    drawn = partial(torch.randn, device="cuda", dtype=dtype)
-    of_q, of_k = (batch, heads, queries, head_dim), (batch, kv_heads, keys, head_dim)
-    inputs = [(drawn(of_q), drawn(of_k), drawn(of_k)) for _ in range(memories)]
+    rows, kv_bytes, inputs = heads // kv_heads * queries, _kv_bytes(sizes), apart(sizes, queries)
     fits, own = [], [tile.name for tile in ladder.rung("kernel.few").tiles_for(head_dim, keys, True, rows)]
     seen = keys - (queries - 1) / 2  # by a query, on average
     for kernel in variants[head_dim]:
         tile = kernel.rung.tiles[0]
         if not (rows <= tile.rows <= 64 or tile.rows > 64 < rows):
             continue
-        asked = _sizes(kernel, inputs[0])
-        chosen = problem.splits(*asked)
-        took = {split: _us(kernel, inputs, split) for split in {chosen, *_splits(*asked)}}
+        given = asked(kernel, inputs[0])
+        chosen = problem.splits(*given)
+        took = {split: us(kernel, inputs, split) for split in {chosen, *cheap(*given)}}
         best = sorted(took, key=took.__getitem__)[:5]
         words = [f"{c}x{n} {took[c, n]:.2f}" for c, n in [chosen, *best]]
         flops = 4 * batch * heads * queries * seen * head_dim
         speed = f"{kv_bytes / took[best[0]] / 1e6:.2f} TB/s, {flops / took[best[0]] / 1e6:.0f} TFLOP/s"
         print(f"{sizes} q={queries} {tile.name}: chosen {words[0]}; {', '.join(words[1:])}; {speed}", flush=True)
         if tile.name in own:
-            print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {asked[3]}", flush=True)
-            fits.append((asked, took))
+            print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {given[3]}", flush=True)
+            fits.append((given, took))
     lazy = ladder.rung("kernel.lazy")
-    took_us = {
-        tile.name: _us(rungs.kernel(lazy, tile), inputs, (1, 1)) for tile in lazy.tiles_for(head_dim, keys, True)
-    }
+    took_us = {tile.name: us(rungs.kernel(lazy, tile), inputs, (1, 1)) for tile in lazy.tiles_for(head_dim, keys, True)}
     print("    rung 11:", ", ".join(f"{name} {us:.2f}" for name, us in took_us.items()), flush=True)
     return fits
 
 
-def _sizes(kernel: rungs.Kernel, given: Given) -> tuple[Any, ...]:
+def asked(kernel: rungs.Kernel, given: Given) -> tuple[Any, ...]:
     """What `problem.splits` is asked for these inputs."""
-    with patch.object(problem, "splits", side_effect=problem.splits) as asked:
+    with patch.object(problem, "splits", side_effect=problem.splits) as splits:
         kernel.prepare(*given, True, None)
-    return tuple(asked.call_args.args)
+    return tuple(splits.call_args.args)
 
 
 def _costs(splits: Iterable[Split], sizes: tuple[Any, ...]) -> dict[Split, float]:
@@ -211,27 +219,27 @@ def _costs(splits: Iterable[Split], sizes: tuple[Any, ...]) -> dict[Split, float
     return {(c, n): problem.cost(c, n, items, tiles, rows, dict(held)[n], *others) for c, n in splits}
 
 
-def _splits(*sizes: Any) -> list[Split]:
-    """Splits that are worth trying, by their cost."""
+def cheap(*sizes: Any) -> list[Split]:
+    """Splits that are worth trying, by their cost, the least first."""
     _, tiles, _, held, *_ = sizes
     costs = _costs([(c, n) for n, _ in held for c in PARTS if c * n <= tiles], sizes)
-    return [split for split, cost in costs.items() if cost <= MOST_COST * min(costs.values())]
+    return [split for split in sorted(costs, key=costs.__getitem__) if costs[split] <= MOST_COST * min(costs.values())]
 
 
 def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:
     """The time without launching early, and with the merge's multiprocessor at its most shared memory."""
-    waiting = _us(kernel, inputs, split, early=False)
+    waiting = us(kernel, inputs, split, early=False)
     merge = kernel.prepared(*inputs[0], True).compiled.merge
     before = merge.preferred_shared_memory_carveout
     merge.preferred_shared_memory_carveout = 100
-    carved = _us(kernel, inputs, split)
+    carved = us(kernel, inputs, split)
     merge.preferred_shared_memory_carveout = before
     return (
-        f"not early {waiting:.2f}, merge beside all shared memory {carved:.2f}, again {_us(kernel, inputs, split):.2f}"
+        f"not early {waiting:.2f}, merge beside all shared memory {carved:.2f}, again {us(kernel, inputs, split):.2f}"
     )
 
 
-def _us(kernel: rungs.Kernel, inputs: Inputs, split: Split, early: bool = True) -> float:
+def us(kernel: rungs.Kernel, inputs: Inputs, split: Split, early: bool = True) -> float:
     """The median over replays of a graph that goes from one memory to the next; endless where it can't be launched."""
     with _at(split), ExitStack() as stack:
         if not early:
