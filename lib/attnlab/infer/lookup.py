@@ -200,9 +200,9 @@ class Lookup:
         return cards_of(self.run)
 
     @property
-    def over_cards(self) -> bool:
-        """Whether intervals are over cards, and so hold for others like them."""
-        return enough(self.cards.values())
+    def over_cards(self) -> int:
+        """How many cards intervals are over, and so hold for others like them; 0 where they are over replicates."""
+        return len(self.run.cards) if enough(self.cards.values()) else 0
 
     @cached_property
     def passed(self) -> pd.DataFrame:

@@ -121,8 +121,8 @@ def replicate_words(results: Results) -> str:
 
 def interval_words(results: Results) -> str:
     """What intervals of medians rest on: ``Student's t over the logarithms of the medians of 2 replicates``."""
-    cards = len(results.run.cards) if results.over_cards else 0
-    return say("environment.intervals", cards=cards, replicates=of_effort(results).replicates, stretches=BATCHES)
+    replicates = of_effort(results).replicates
+    return say("environment.intervals", cards=results.over_cards, replicates=replicates, stretches=BATCHES)
 
 
 def device_words(results: Results) -> str:

@@ -48,8 +48,8 @@ def brief(results: Results) -> Table:
 
     On several cards, a card is what is independent, as a process is there.
     """
-    cards = len(results.run.cards) if results.over_cards else 0
-    taken, (one, *several) = cards or effort(results).replicates, simulation.REPLICATES
+    cards, (one, *several) = results.over_cards, simulation.REPLICATES
+    taken = cards or effort(results).replicates
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
     shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
