@@ -64,21 +64,21 @@ def _fitted(own: Told, beside: list[Beside]) -> bytes:
     It is too long where even the first run's fewest samples are.
     """
     for many in range(len(beside), -1, -1):
-        block = cache(partial(_thinned, own, beside[:many], [said for said, _, _ in beside[many:]]))
+        said = _said(own, beside[:many], [other for other, _, _ in beside[many:]])
+        block = cache(partial(_thinned, said, [own.rows, *(theirs for _, _, theirs in beside[:many])]))
         if len(block(FEWER[-1])) <= MOST_BYTES:
             break
     first = bisect_left(FEWER, True, hi=len(FEWER) - 1, key=lambda most: len(block(most)) <= MOST_BYTES)
     return block(FEWER[first])
 
 
-def _thinned(own: Told, beside: list[Beside], left_out: list[dict[str, Any]], most: Fewer) -> bytes:
-    """All of it, with at most so many samples of a replicate."""
-    rows = [own.rows, *(theirs for _, _, theirs in beside)]
-    mosts = [most[0]] + [most[1]] * len(beside)
+def _thinned(said: dict[str, Any], rows: list[Passed], most: Fewer) -> bytes:
+    """What is said of runs, and at most so many samples of each replicate of theirs."""
+    mosts = [most[0]] + [most[1]] * (len(rows) - 1)
     packed = [pack(each, one) for each, one in zip(rows, mosts, strict=True)]
     is_whole = [one.codes.size == len(each.case) for one, each in zip(packed, rows, strict=True)]
     thinned = [None if whole else one for whole, one in zip(is_whole, mosts, strict=True)]
-    return _block(_said(own, beside, left_out), packed, thinned)
+    return _block(said, packed, thinned)
 
 
 def _said(own: Told, beside: list[Beside], left_out: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
