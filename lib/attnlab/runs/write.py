@@ -168,8 +168,8 @@ def close_early(name: str) -> None:
                 f"delete {paths.shown(folder(name))}/"
             )
         closed = {"replicates": whole, "shapes": held.total(), "planned": len(study.shapes) * study.replicates}
-        streams = len(recorded(name, "stream")) if study.stream else study.replicates
-        if "profile" in manifest and closed["shapes"] == closed["planned"] and streams == study.replicates:
+        lacks_stream = study.stream and len(recorded(name, "stream")) < study.replicates
+        if "profile" in manifest and closed["shapes"] == closed["planned"] and not lacks_stream:
             return finish(name)  # it was cut off while it was closed
         uncounted = {"tool": "", "why": "the run was closed before its counters were taken", "command": ""}
         finish(name, {"profile": uncounted} | manifest | {"closed_early": closed})
