@@ -65,7 +65,7 @@ def _show(sizes: tuple[int, ...], queries: int) -> None:
     inputs, rows = splits.apart(sizes, queries), sizes[1] // sizes[2] * queries
     for tile in ladder.rung("kernel.few").tiles_for(sizes[4], sizes[3], True, rows):
         plain = splits.variant(tile)
-        for split in splits.cheap(*splits.asked(plain, inputs[0]))[: 1 + OTHERS]:
+        for split in splits.tried(*splits.asked(plain, inputs[0]))[: 1 + OTHERS]:
             with _stamped() as modules:
                 stamped = splits.variant(tile)
                 took = splits.us(plain, inputs, split), splits.us(stamped, inputs, split)

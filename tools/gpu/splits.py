@@ -191,8 +191,8 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
         if not (rows <= tile.rows <= 64 or tile.rows > 64 < rows):
             continue
         given = asked(kernel, inputs[0])
-        chosen = problem.splits(*given)
-        took = {split: us(kernel, inputs, split) for split in {chosen, *cheap(*given)}}
+        chosen, *others = tried(*given)
+        took = {split: us(kernel, inputs, split) for split in (chosen, *others)}
         best = sorted(took, key=took.__getitem__)[:5]
         words = [f"{c}x{n} {took[c, n]:.2f}" for c, n in [chosen, *best]]
         flops = 4 * batch * heads * queries * seen * head_dim
@@ -203,15 +203,15 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
             fits.append((given, took))
     lazy = ladder.rung("kernel.lazy")
     took_us = {tile.name: us(rungs.kernel(lazy, tile), inputs, (1, 1)) for tile in lazy.tiles_for(head_dim, keys, True)}
-    print("    rung 11:", ", ".join(f"{name} {us:.2f}" for name, us in took_us.items()), flush=True)
+    print("    rung 11:", ", ".join(f"{name} {latency:.2f}" for name, latency in took_us.items()), flush=True)
     return fits
 
 
 def asked(kernel: rungs.Kernel, given: Given) -> tuple[Any, ...]:
     """What `problem.splits` is asked for these inputs."""
-    with patch.object(problem, "splits", side_effect=problem.splits) as splits:
+    with patch.object(problem, "splits", side_effect=problem.splits) as of_keys:
         kernel.prepare(*given, True, None)
-    return tuple(splits.call_args.args)
+    return tuple(of_keys.call_args.args)
 
 
 def _costs(splits: Iterable[Split], sizes: tuple[Any, ...]) -> dict[Split, float]:
@@ -219,11 +219,12 @@ def _costs(splits: Iterable[Split], sizes: tuple[Any, ...]) -> dict[Split, float
     return {(c, n): problem.cost(c, n, items, tiles, rows, dict(held)[n], *others) for c, n in splits}
 
 
-def cheap(*sizes: Any) -> list[Split]:
-    """Splits that are worth trying, by their cost, the least first."""
+def tried(*sizes: Any) -> list[Split]:
+    """The split that is chosen, and others that are worth trying, those of least cost first."""
     _, tiles, _, held, *_ = sizes
     costs = _costs([(c, n) for n, _ in held for c in PARTS if c * n <= tiles], sizes)
-    return [split for split in sorted(costs, key=costs.__getitem__) if costs[split] <= MOST_COST * min(costs.values())]
+    worth = [split for split in sorted(costs, key=costs.__getitem__) if costs[split] <= MOST_COST * min(costs.values())]
+    return list(dict.fromkeys([problem.splits(*sizes), *worth]))
 
 
 def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:
