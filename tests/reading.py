@@ -16,8 +16,6 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Content, Table
 from attnlab.infer.results import Results
 
-PUBLISHED = re.findall(r"^PUBLISHED := (\S+)$", (paths.ROOT / "Makefile").read_text(), re.MULTILINE)[0]
-"""The published run."""
 READMES = ("README.md", "CONTRIBUTING.md", *(f"{of}/README.md" for of in ("kernels", "data", "figures", "reports")))
 PAGES = [*(paths.ROOT / name for name in READMES), *sorted((paths.ROOT / "docs").glob("*.md"))]
 """What is written by hand, but for the notebooks."""

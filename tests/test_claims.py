@@ -10,7 +10,8 @@ import tomllib
 
 import nbformat
 import pytest
-from reading import PAGES, PUBLISHED
+from published import RUN as PUBLISHED
+from reading import PAGES
 
 from attnlab.base import paths
 from attnlab.exhibits import audit

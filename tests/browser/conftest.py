@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reading import PUBLISHED
+from published import RUN as PUBLISHED
 
 from attnlab.base import paths
 from attnlab.paper.printed import BROWSERS

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from reading import PUBLISHED
+from published import RUN as PUBLISHED
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
