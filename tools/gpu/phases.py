@@ -68,9 +68,11 @@ def _show(sizes: tuple[int, ...], queries: int) -> None:
         for split in splits.tried(*splits.asked(plain, inputs[0]))[: 1 + OTHERS]:
             with _stamped() as modules:
                 stamped = splits.variant(tile)
+                splits.us(stamped, inputs, split)
+                _stamps(modules).fill(0)  # of other splits
                 took = splits.us(plain, inputs, split), splits.us(stamped, inputs, split)
             print(f"{sizes} q={queries} {tile.name} {split}: {took[0]:.2f}, with stamps {took[1]:.2f}", flush=True)
-            for phase, times in _times(modules).items():
+            for phase, times in _times(_stamps(modules).get()).items():
                 print(f"{phase:>18} " + " ".join(f"{x:6.2f}" for x in np.quantile(times, (0, 0.5, 1))), flush=True)
 
 
@@ -99,13 +101,15 @@ def with_stamps(source: str, rung: Rung) -> str:
     return source.replace('#include "hopper.cuh"', f'#include "hopper.cuh"{STAMPS}', 1)
 
 
-def _times(modules: list[Any]) -> dict[str, np.ndarray]:
+def _stamps(modules: list[Any]) -> Any:
+    return cupy.ndarray((MOST_CTAS, len(PHASES)), cupy.uint64, modules[-1].get_global("phases"))
+
+
+def _times(cycles: np.ndarray) -> dict[str, np.ndarray]:
     """Of each phase that a CTA of the last call reached, the µs since it was let go, for each such CTA."""
-    at = modules[-1].get_global("phases")
-    cycles = cupy.ndarray((MOST_CTAS, len(PHASES)), cupy.uint64, at).get().astype(float)
     mhz = Telemetry(torch.device("cuda", 0)).read().sm_clock_mhz
     assert mhz, "the clock of multiprocessors is not known without NVML"
-    since = (cycles - cycles[:, [list(PHASES).index("let go")]]) / mhz
+    since = (cycles.astype(float) - cycles[:, [list(PHASES).index("let go")]]) / mhz
     reached = {phase: cycles[:, number] > 0 for number, phase in enumerate(PHASES)}
     return {phase: since[ctas, number] for number, (phase, ctas) in enumerate(reached.items()) if ctas.any()}
 
