@@ -261,7 +261,7 @@ def test_within_what_the_controls_show_nothing_is_slower():
 
 def test_two_recorded_runs_of_one_commit_show_nothing(monkeypatch):
     monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
-    here, there = (results.load(f"h200-scaling-again-{number}") for number in (1, 2))
+    here, there = (results.load(f"h200-scaling-{number}") for number in (1, 2))
     counts = Counter(case.verdict.decision for case in verdicts.compare(here, there))
     assert counts.keys() == {"equivalent", "inconclusive"}
 
