@@ -9,9 +9,9 @@
 //         given: what exceeds 448 of these is 448.
 // Gained  in h200-2026-11-28-fp8, over kernel.best in 16 bits: 1.21x at (4, 16, 4096, 128), 1.26x under the mask, 1.17x and 1.24x at
 //         16,384 keys, where 1.16x was expected; 1.14x where scores rise. At D = 64 1.04x at 2048 keys and 1.06x at 8192, 0.9x from
-//         1024 keys down. With what quantises it pays at 4096 keys without the mask, 1.03x, and at 16,384, 1.10x and 1.12x. cuDNN's
-//         FP8 takes 0.96 of its time at the first, 1.04 under the mask, and 1.1 to 1.3 times as long at D = 64, with up to 21 times
-//         the error where V has a mean.
+//         1024 keys down. With what quantises it pays at 4096 keys without the mask, 1.03x, but 0.98x where scores rise, and at
+//         16,384, 1.10x and 1.12x. cuDNN's FP8 takes 0.96 of its time at the first, 1.04 under the mask, and 1.1 to 1.3 times as
+//         long at D = 64, with up to 21 times the error where V has a mean.
 // Limits  one product at a time, whose latency only other consumers hide: by the counters no unit is busy for more than half of the
 //         time at D = 128 (tensor cores 46 %, exponentials 47 %); at D = 64 exponentials are, for 69 %.
 //         e4m3 holds 18 powers of two: a probability below 2^-18 of the largest is 0, and below 2^-14 it has fewer bits.
