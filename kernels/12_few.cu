@@ -105,25 +105,125 @@ __device__ __forceinline__ float4 load_four_from_cluster(unsigned address) {
     return x;
 }
 
+// Four columns of a row of O, or of a workspace.
+template <typename T> __device__ __forceinline__ void store(T* to, const float (&value)[4]) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(value[0], value[1]), pack<T>(value[2], value[3]));
+}
+__device__ __forceinline__ void store(float* to, const float (&value)[4]) {
+    *reinterpret_cast<float4*>(to) = make_float4(value[0], value[1], value[2], value[3]);
+}
+
+// A block of C among those that a warp holds.
+template <int N> __device__ __forceinline__ float (&block(float (&c)[N], int number))[4] {
+    return *reinterpret_cast<float(*)[4]>(c + 4 * number);
+}
+
+// The keys from `first` on, of which those before `end` are there; `thread` is one of THREADS.
+template <int KEYS, int D, int THREADS, typename T>
+__device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end, int thread) {
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+    static_assert(KEYS % STEP == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
+    static_assert(STEP % 8 == 0, "the swizzle has the chunk at one place of all these keys' rows");
+    const int chunk = thread % CHUNKS, top = thread / CHUNKS, left = end - first - top;
+    const T* from = source + (first + top) * stride + 8 * chunk;
+    const unsigned to = shared_address(tile + place<KEYS>(top, chunk));
+#pragma unroll
+    for (int key = 0; key < KEYS; key += STEP, from += STEP * stride) copy_async(to + 128 * key, from, key < left);
+}
+
+// The rows of a tile that a thread loads or stores, STEP rows apart, 16 bytes of Q or O in each. Which query and which head of
+// the group the first one is takes divisions, so these are worked out once, and the other rows by steps from there.
+template <int ROWS, int D, int THREADS> struct OwnRows {
+    static constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+    static_assert(ROWS % STEP == 0 && THREADS % CHUNKS == 0, "threads share the rows evenly");
+    int group, query, head, step_queries, step_heads;
+    __device__ __forceinline__ OwnRows(int first, int group) : group(group) {
+        const int row = first + threadIdx.x / CHUNKS;
+        query = row / group, head = row % group;
+        step_queries = STEP / group, step_heads = STEP % group;
+    }
+    // Works it out here: ptxas would put it off until it is used, behind the wait for the kernel before.
+    __device__ __forceinline__ void now() { asm volatile("" : "+r"(query), "+r"(head), "+r"(step_queries), "+r"(step_heads)); }
+    // Visits each with its number in the tile, and where it begins, from where the group's first query does. What is unrolled
+    // further than it gains waits longer for its instructions, which a CTA needs once.
+    template <int UNROLLED = ROWS / STEP, typename Visit>
+    __device__ __forceinline__ void each(const Strides& strides, Visit visit) const {
+        int of_query = query, of_head = head;
+#pragma unroll UNROLLED
+        for (int top = 0; top < ROWS; top += STEP) {
+            visit(top + threadIdx.x / CHUNKS, of_head * strides.head + of_query * strides.row);
+            of_query += step_queries, of_head += step_heads;
+            if (of_head >= group) of_head -= group, ++of_query;
+        }
+    }
+    // Begins to load a tile of Q, in blocks of so many rows; `q` is where the group's first query begins.
+    template <int BLOCK, typename T>
+    __device__ __forceinline__ void load(T* tile, const T* q, const Strides& strides, int rows) const {
+        const int chunk = threadIdx.x % CHUNKS;
+        each(strides, [&](int row, long long offset) {
+            const unsigned to = shared_address(tile + row / BLOCK * BLOCK * D + place<BLOCK>(row % BLOCK, chunk));
+            copy_async(to, row < rows ? q + offset + 8 * chunk : q, row < rows);
+        });
+    }
+};
+
+// A CTA's results in shared memory, in rows of floats that lie in different banks: O, and behind it the logarithm of the sum.
+template <int D> struct Result {
+    static constexpr int LOG = D, WIDTH = D + 8;
+    // Adds four columns of a row, and as many of the other half.
+    static __device__ __forceinline__ void add(float (&value)[2][4], const float* columns, float times) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float4 x = *reinterpret_cast<const float4*>(columns + half * D / 2);
+            value[half][0] += times * x.x, value[half][1] += times * x.y;
+            value[half][2] += times * x.z, value[half][3] += times * x.w;
+        }
+    }
+};
+
+// Where the results of a CTA's tile go: to O, or of one of several clusters to the workspace.
+template <typename T, int D> struct Output {
+    T* o;             // where the group's first query begins
+    float* partials;  // where the tile's first row begins in the workspace; null if O takes the results
+    __device__ __forceinline__ Output(T* o, float* workspace, const Packing& problem, int head, int cluster, int first)
+        : o(o + problem.offset(problem.o, head / problem.kv_heads, head % problem.kv_heads, 0)) {
+        const long long row = (static_cast<long long>(head) * problem.clusters + cluster) * problem.rows() + first;
+        partials = problem.clusters > 1 ? workspace + row * Partial<D>::SIZE : nullptr;
+    }
+    // Four columns of a row of the tile, which begins so far from the group's first query.
+    __device__ __forceinline__ void take(int row, long long offset, int column, const float (&value)[4], float log) const {
+        if (!partials) return store(o + offset + column, value);
+        float* to = partials + row * Partial<D>::SIZE;
+        store(to + column, value);
+        if (column == 0) to[Partial<D>::LOG] = log;
+    }
+    // Four neighbouring columns of a row, and as many of the other half, so that neighbouring threads read neighbouring banks.
+    __device__ __forceinline__ void take(int row, long long offset, int column, const float (&value)[2][4], float log) const {
+        take(row, offset, column, value[0], log);
+        take(row, offset, column + D / 2, value[1], log);
+    }
+};
+
 template <int N> struct Size { static constexpr int value = N; };
 
-// Merges a CTA's share of the results of SIZE CTAs: in each one's shared memory those of so many rows, (rows, WIDTH), and the
-// logarithms of their sums. A thread has some of the columns of one row. All its loads are on their way at once, as a round trip
-// takes 0.3 us.
-template <int SIZE, int ROWS, int D, int WIDTH, int THREADS, typename Deliver>
-__device__ __forceinline__ void merge_cluster(const float* parts, const float* logs, int rank, int rows, Deliver deliver) {
+// Merges a CTA's share of the results of SIZE CTAs, which lie in each one's shared memory. A thread has some of the columns of
+// one row. All its loads are on their way at once, as a round trip takes 0.3 us.
+template <int SIZE, int ROWS, int D, int THREADS, typename Deliver>
+__device__ __forceinline__ void merge_cluster(const float* results, int rank, int rows, Deliver deliver) {
+    using R = Result<D>;
     constexpr int EACH = ROWS * D / (SIZE * THREADS), FOURS = EACH > 4 ? EACH / 4 : 1, STEP = D / FOURS;  // of columns
     const int items = rows * (STEP / 4), share = (items + SIZE - 1) / SIZE, item = rank * share + threadIdx.x;
     if (threadIdx.x >= share || item >= items) return;
     const int row = item / (STEP / 4), column = item % (STEP / 4) * 4;
-    const unsigned at = shared_address(parts + row * WIDTH + column), log_at = shared_address(logs + row);
+    const unsigned at = shared_address(results + row * R::WIDTH);
     float log[SIZE], top = -infinity(), sum = 0;
     float4 part[SIZE][FOURS];
 #pragma unroll
     for (int cta = 0; cta < SIZE; ++cta) {
-        log[cta] = load_from_cluster(address_in(cta, log_at));
+        const unsigned there = address_in(cta, at);
+        log[cta] = load_from_cluster(there + 4 * R::LOG);
 #pragma unroll
-        for (int i = 0; i < FOURS; ++i) part[cta][i] = load_four_from_cluster(address_in(cta, at) + 4 * STEP * i);
+        for (int i = 0; i < FOURS; ++i) part[cta][i] = load_four_from_cluster(there + 4 * (column + STEP * i));
     }
 #pragma unroll
     for (int cta = 0; cta < SIZE; ++cta) top = fmaxf(top, log[cta]);
@@ -146,37 +246,6 @@ __device__ __forceinline__ void merge_cluster(const float* parts, const float* l
         for (int x = 0; x < 4; ++x) value[x] *= inverse;
         deliver(row, column + STEP * i, value, log_of_sum);
     }
-}
-
-// Four or eight columns of a row of O, or of a workspace.
-template <typename T, int N> __device__ __forceinline__ void store(T* to, const float (&value)[N]) {
-    struct alignas(2 * N) Packed { unsigned x[N / 2]; } packed;
-#pragma unroll
-    for (int x = 0; x < N; x += 2) packed.x[x / 2] = pack<T>(value[x], value[x + 1]);
-    *reinterpret_cast<Packed*>(to) = packed;
-}
-template <int N> __device__ __forceinline__ void store(float* to, const float (&value)[N]) {
-#pragma unroll
-    for (int x = 0; x < N; x += 4)
-        *reinterpret_cast<float4*>(to + x) = make_float4(value[x], value[x + 1], value[x + 2], value[x + 3]);
-}
-
-// A block of C among those that a warp holds.
-template <int N> __device__ __forceinline__ float (&block(float (&c)[N], int number))[4] {
-    return *reinterpret_cast<float(*)[4]>(c + 4 * number);
-}
-
-// The keys from `first` on, of which those before `end` are there; `thread` is one of THREADS.
-template <int KEYS, int D, int THREADS, typename T>
-__device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end, int thread) {
-    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
-    static_assert(KEYS % STEP == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
-    static_assert(STEP % 8 == 0, "the swizzle has the chunk at one place of all these keys' rows");
-    const int chunk = thread % CHUNKS, top = thread / CHUNKS, left = end - first - top;
-    const T* from = source + (first + top) * stride + 8 * chunk;
-    const unsigned to = shared_address(tile + place<KEYS>(top, chunk));
-#pragma unroll
-    for (int key = 0; key < KEYS; key += STEP, from += STEP * stride) copy_async(to + 128 * key, from, key < left);
 }
 
 // How the warps of a CTA share the work. With less than 64 rows warps multiply, and share the keys of a tile. From then on
@@ -206,8 +275,8 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
     constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS;
     constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
-    constexpr int WIDTH = D + 8;  // of a row of floats in shared memory, so that rows lie in different banks
-    static_assert(4 * ROWS * (PARTS * (WIDTH + 2) + 1) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
+    constexpr int WIDTH = Result<D>::WIDTH, LOG = Result<D>::LOG;
+    static_assert(4 * ROWS * PARTS * (WIDTH + 2) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
     extern __shared__ __align__(1024) unsigned char memory[];
     T* q_tile = reinterpret_cast<T*>(memory);  // (ROWS / BLOCK, D / 64, BLOCK, 64)
     T* ring = q_tile + ROWS * D;               // (STAGES, K and V, D / 64, KEYS, 64)
@@ -218,6 +287,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const int rank = blockIdx.x % problem.cluster, item = blockIdx.x / problem.cluster;
     const int first = item % row_tiles * ROWS, cluster = item / row_tiles % problem.clusters;
     const int head = item / row_tiles / problem.clusters;  // of K and V, over all batches
+    const int tile_rows = min(ROWS, rows - first);
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
     unsigned full = 0, empty = 0;  // where the mbarriers of the pieces lie
     if constexpr (BY_WARPGROUPS) {
@@ -230,6 +300,8 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             }
         __syncthreads();
     }
+    OwnRows<ROWS, D, THREADS> own_rows(first, problem.group);
+    own_rows.now();
     wait_for_previous();
     const int keys = problem.keys_of(kv_lens, batch);
     const int tile_keys = CAUSAL ? problem.seen(keys, first + ROWS - 1) : keys;  // that any row of the tile sees
@@ -275,12 +347,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             }
         commit_copies();
     };
-    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        const bool there = first + row < rows;
-        const T* from = there ? q + problem.offset(problem.q, batch, kv_head, first + row) + 8 * chunk : q;
-        copy_async(shared_address(q_tile + row / BLOCK * BLOCK * D + place<BLOCK>(row % BLOCK, chunk)), from, there);
-    }
+    own_rows.template load<BLOCK>(q_tile, q + problem.offset(problem.q, batch, kv_head, 0), problem.q, tile_rows);
     if constexpr (!BY_WARPGROUPS)
         for (int tile = 0; tile < STAGES - 1; ++tile) load(tile);
     launch_next();  // once all CTAs run: what is launched waits by itself
@@ -507,7 +574,6 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     float* parts = reinterpret_cast<float*>(memory);  // (PARTS, ROWS, WIDTH), of which the first then holds the CTA's
     float* tops = parts + PARTS * ROWS * WIDTH;       // (PARTS, ROWS)
     float* sums = tops + PARTS * ROWS;                // (PARTS, ROWS)
-    float* logs = sums + PARTS * ROWS;                // (ROWS), of the CTA's sums
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = part * ROWS + own + lane / 4 + 8 * half;
@@ -515,7 +581,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         float factor = 1;
         if constexpr (PARTS == 1) {
             factor = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
-            if (lane % 4 == 0) logs[row] = row_sum == 0 ? -infinity() : top + log2f(row_sum);
+            if (lane % 4 == 0) parts[row * WIDTH + LOG] = row_sum == 0 ? -infinity() : top + log2f(row_sum);
         } else if (lane % 4 == 0) {
             tops[row] = row_sum == 0 ? -infinity() : top;
             sums[row] = row_sum;
@@ -526,55 +592,53 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                 make_float2(out[4 * d + 2 * half] * factor, out[4 * d + 2 * half + 1] * factor);
     }
     synchronize(1, THREADS);
-    const auto deliver = [&](int row, int column, const auto& value, float log) {
-        if (problem.clusters == 1) {
-            store(o + problem.offset(problem.o, batch, kv_head, first + row) + column, value);
-        } else {
-            using P = Partial<D>;
-            const long long index = (static_cast<long long>(head) * problem.clusters + cluster) * rows + first + row;
-            store(workspace + index * P::SIZE + column, value);
-            if (column == 0) workspace[index * P::SIZE + P::LOG] = log;
-        }
-    };
-    const int items = min(ROWS, rows - first) * CHUNKS;
-    if constexpr (PARTS == 1) {
-        if (problem.cluster == 1)
-            for (int i = threadIdx.x; i < items; i += THREADS) {
-                const int row = i / CHUNKS, chunk = i % CHUNKS;
-                float value[8];
-#pragma unroll
-                for (int x = 0; x < 8; ++x) value[x] = parts[row * WIDTH + 8 * chunk + x];
-                deliver(row, 8 * chunk, value, logs[row]);
-            }
-    } else {
-        for (int i = threadIdx.x; i < items; i += THREADS) {
-            const int row = i / CHUNKS, chunk = i % CHUNKS;
-            float top = -infinity(), row_sum = 0, value[8] = {};
-#pragma unroll
-            for (int p = 0; p < PARTS; ++p) top = fmaxf(top, tops[p * ROWS + row]);
-#pragma unroll
-            for (int p = 0; p < PARTS; ++p) {
-                const float share = weight(tops[p * ROWS + row], top);
-                row_sum += share * sums[p * ROWS + row];
-#pragma unroll
-                for (int x = 0; x < 8; ++x) value[x] += share * parts[(p * ROWS + row) * WIDTH + 8 * chunk + x];
-            }
-            const float inverse = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
-            const float log = row_sum == 0 ? -infinity() : top + log2f(row_sum);
-#pragma unroll
-            for (int x = 0; x < 8; ++x) value[x] *= inverse;
-            if (problem.cluster == 1) {
-                deliver(row, 8 * chunk, value, log);
+    // Visits eight columns of each of the thread's rows, merged over the parts, as `Output` takes them.
+    const auto each_result = [&](auto visit) {
+        using Rows = OwnRows<ROWS, D, THREADS>;
+        constexpr int UNROLLED = PARTS == 1 ? ROWS / Rows::STEP : 2;
+        Rows(first, problem.group).template each<UNROLLED>(problem.o, [&](int row, long long offset) {
+            if (row >= tile_rows) return;
+            const int column = threadIdx.x % CHUNKS * 4;
+            const float* columns = parts + row * WIDTH + column;
+            float value[2][4] = {};
+            if constexpr (PARTS == 1) {
+                Result<D>::add(value, columns, 1);
+                visit(row, offset, column, value, parts[row * WIDTH + LOG]);
             } else {
-                store(parts + row * WIDTH + 8 * chunk, value);
-                if (chunk == 0) logs[row] = log;
+                float top = -infinity(), row_sum = 0;
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) top = fmaxf(top, tops[p * ROWS + row]);
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) {
+                    const float share = weight(tops[p * ROWS + row], top);
+                    row_sum += share * sums[p * ROWS + row];
+                    Result<D>::add(value, columns + p * ROWS * WIDTH, share);
+                }
+                const float inverse = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
+#pragma unroll
+                for (int x = 0; x < 8; ++x) value[x / 4][x % 4] *= inverse;
+                visit(row, offset, column, value, row_sum == 0 ? -infinity() : top + log2f(row_sum));
             }
-        }
+        });
+    };
+    const Output<T, D> output(o, workspace, problem, head, cluster, first);
+    if (problem.cluster == 1)
+        return each_result([&](int row, long long offset, int column, const auto& value, float log) {
+            output.take(row, offset, column, value, log);
+        });
+    if constexpr (PARTS > 1) {
+        each_result([&](int row, long long, int column, const auto& value, float log) {
+            store(parts + row * WIDTH + column, value[0]);
+            store(parts + row * WIDTH + column + D / 2, value[1]);
+            if (column == 0) parts[row * WIDTH + LOG] = log;
+        });
     }
-    if (problem.cluster == 1) return;
     synchronize_cluster();
     const auto merge_results = [&](auto size) {
-        merge_cluster<decltype(size)::value, ROWS, D, WIDTH, THREADS>(parts, logs, rank, items / CHUNKS, deliver);
+        merge_cluster<decltype(size)::value, ROWS, D, THREADS>(
+            parts, rank, tile_rows, [&](int row, int column, const auto& value, float log) {
+                output.take(row, problem.offset(problem.o, 0, 0, first + row), column, value, log);
+            });
     };
     if (problem.cluster == 2) merge_results(Size<2>());
     else if (problem.cluster == 4) merge_results(Size<4>());

@@ -82,8 +82,8 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
       const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
     using R = Roles<D, ROWS, WARPS, KEYS, STAGES, 1, 1>;
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, WARPGROUPS = R::CONSUMERS / 4;
-    constexpr int WIDTH = D + 8;  // of a row of floats in shared memory, so that rows lie in different banks
-    static_assert(4 * ROWS * (WIDTH + 1) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
+    constexpr int WIDTH = Result<D>::WIDTH;
+    static_assert(4 * ROWS * WIDTH <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ unsigned long long barriers[2][R::PIECES];
     T* q_tile = reinterpret_cast<T*>(memory);  // (ROWS / 64, D / 64, 64, 64)
@@ -103,6 +103,8 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
         publish_barriers();
     }
     if (threadIdx.x == THREADS) prefetch(k_map), prefetch(v_map);
+    OwnRows<ROWS, D, THREADS> own_rows(first, problem.group);
+    own_rows.now();
     synchronize_cluster();
     wait_for_previous();
     const int keys = problem.keys_of(kv_lens, batch);
@@ -131,12 +133,7 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
         return;
     }
     take_registers<R::CONSUMER_REGISTERS>();
-    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        const bool there = first + row < rows;
-        const T* from = there ? q + problem.offset(problem.q, batch, kv_head, first + row) + 8 * chunk : q;
-        copy_async(shared_address(q_tile + row / 64 * 64 * D + place<64>(row % 64, chunk)), from, there);
-    }
+    own_rows.template load<64>(q_tile, q + problem.offset(problem.q, batch, kv_head, 0), problem.q, rows - first);
     launch_next();  // once all CTAs run: what is launched waits by itself
     commit_copies();
     wait_for_copies<0>();
@@ -242,31 +239,24 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
 
     synchronize(1, THREADS);  // all tiles are read by all, and their memory now holds results
     float* results = reinterpret_cast<float*>(memory);  // (ROWS, WIDTH)
-    float* logs = results + ROWS * WIDTH;               // (ROWS)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = own + lane / 4 + 8 * half;
         const float sum = quad_sum(lazy.sum[half]), inverse = sum == 0 ? 0 : 1 / sum;  // a row that sees no key is zero
-        if (lane % 4 == 0) logs[row] = sum == 0 ? -infinity() : lazy.offset[half] + log2f(sum);
+        if (lane % 4 == 0) results[row * WIDTH + Result<D>::LOG] = sum == 0 ? -infinity() : lazy.offset[half] + log2f(sum);
 #pragma unroll
         for (int d = 0; d < D / 8; ++d)
             *reinterpret_cast<float2*>(results + row * WIDTH + 8 * d + lane % 4 * 2) =
                 make_float2(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
     }
     synchronize(1, THREADS);
-    for (int i = threadIdx.x; i < min(ROWS, rows - first) * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        float value[8];
-#pragma unroll
-        for (int x = 0; x < 8; ++x) value[x] = results[row * WIDTH + 8 * chunk + x];
-        if (problem.clusters == 1) {
-            store(o + problem.offset(problem.o, batch, kv_head, first + row) + 8 * chunk, value);
-        } else {
-            using P = Partial<D>;
-            const long long index = (static_cast<long long>(head) * problem.clusters + cluster) * rows + first + row;
-            store(workspace + index * P::SIZE + 8 * chunk, value);
-            if (chunk == 0) workspace[index * P::SIZE + P::LOG] = logs[row];
-        }
-    }
+    const Output<T, D> output(o, workspace, problem, head, cluster, first);
+    own_rows.each(problem.o, [&](int row, long long offset) {
+        if (row >= rows - first) return;
+        const int column = threadIdx.x % CHUNKS * 4;
+        float value[2][4] = {};
+        Result<D>::add(value, results + row * WIDTH + column, 1);
+        output.take(row, offset, column, value, results[row * WIDTH + Result<D>::LOG]);
+    });
     leave_cluster();  // what the one loaded is there for the other
 }

@@ -36,8 +36,8 @@ PHASES = {
     "softmax": "exponentiate_lazily(0);\n            pack_probabilities();",
     "last product": "multiply_probabilities_by_values(at(2 * tiles - 1));\n            finish_products<0>(out);",
     "all warps": "synchronize(1, THREADS);  // all tiles are read by all, and their memory now holds results\n",
-    "own results": "if (chunk == 0) logs[row] = log;\n            }\n        }\n    }",
-    "whole cluster": "if (problem.cluster == 1) return;\n    synchronize_cluster();",
+    "own results": "if (column == 0) parts[row * WIDTH + LOG] = log;\n        });\n    }\n",
+    "whole cluster": "synchronize_cluster();",
     "merged": "else merge_results(Size<16>());",
     "ended": "leave_cluster();  // nobody ends whose memory is still read\n",
 }
