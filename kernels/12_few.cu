@@ -9,13 +9,13 @@
 //         one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go
 //         to a workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
 //         may differ in length: `kv_lens`.
-// Gained  in h200-2026-11-27-decode-3, over the fastest of SDPA's backends and the peers: with one query at 8192 keys 1.15x for one
-//         sequence, 1.06x for 8 and 1.00x for 32; with 4 queries 1.26x, 1.12x and 1.00x, with 16 1.07x, 1.22x and 1.00x; with 64
-//         1.45x for one, and 0.89 to 0.93x for 8 and 32, where flash-attn-4 is faster.
-// Limits  memory up to 16 queries of 4 heads at 8 sequences (DRAM 83 to 87 % by the counters); with 64 the way from the L2 (84 %), on
-//         which two tiles of rows each pull K and V, and the products (66 %). A byte of K and V then takes 256 FLOPs: at the 904
+// Gained  in h200-2026-11-28-decode, over the fastest of SDPA's backends and the peers: with one query at 8192 keys 1.17x for one
+//         sequence, 1.06x for 8 and 1.00x for 32; with 4 queries 1.30x, 1.12x and 1.01x, with 16 1.15x, 1.22x and 0.99x; with 64
+//         1.51x for one, and 0.91 to 0.94x for 8 and 32, where flash-attn-4 is faster.
+// Limits  memory up to 16 queries of 4 heads at 8 sequences (DRAM 84 to 88 % by the counters); with 64 the way from the L2 (76 %), on
+//         which two tiles of rows each pull K and V, and the products (67 %). A byte of K and V then takes 256 FLOPs: at the 904
 //         TFLOP/s of wgmma by itself 3.5 TB/s, at the 673 that flash-attn-4 reaches there 2.6. Where caches are short, the
-//         launch, the first bytes and the merge, one after the other: of one sequence 7 us with 16 queries, 12 with 64 (NOTES.md).
+//         launch, the first bytes and the merge, one after the other: of one sequence 6 us with 16 queries, 11 with 64 (NOTES.md).
 #include "hopper.cuh"
 
 struct Strides { long long batch, head, row; };  // in elements; rows are queries or keys

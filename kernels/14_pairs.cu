@@ -5,9 +5,9 @@
 //         come through the L2 once for the two. A piece is overwritten once both have used it; under the mask the tile with fewer
 //         keys goes as far as the other. Where keys are split, results go to the workspace: what is in pairs merges in no
 //         cluster. All else is rung 12's: packing, the lazy softmax, turns, and the kernel that merges.
-// Gained  in h200-2026-11-27-decode-3, over rung 12 with 64 queries of 4 heads: 1.05 to 1.10x at 8 and 32 sequences of 1024 keys and
-//         more, where flash-attn-4 still is 2 to 3 % faster, and 6 % at 1024 keys; at one sequence 0.81x at 1024 keys, 0.97x at 8192,
-//         where rung 12 merges in clusters, and 1.01x at 32,768.
+// Gained  in h200-2026-11-28-decode, over rung 12 with 64 queries of 4 heads: 1.06 to 1.09x at 8 and 32 sequences of 1024 keys and
+//         more, where flash-attn-4 takes 0.97 to 1.00 of its time; at one sequence 0.89x at 1024 keys, where rung 12 merges in
+//         clusters, 1.07x at 8192 and at 32,768.
 // Limits  a tile of keys takes as long as in rung 11, 1.5 us: the softmax beside the products. The first bytes come later than by
 //         cp.async, so that it needs many keys: 16 tiles of 128 for each CTA and more.
 #include "12_few.cu"

@@ -331,9 +331,9 @@ show("environment.lacking")
 # ## Appendix: Everything else, and how to reproduce it
 #
 # The run folder holds every sample; a file that no longer matches its hash is refused. The pages beside this paper hold
-# every table: [01_environment](01_environment.html) the machine, its ceilings, clocks and power, what was not measured, and
-# the rules of Hoefler and Belli; [02_baseline](02_baseline.html) every case;
-# [03_roofline](03_roofline.html) floors and published numbers; [04_backends](04_backends.html) backends and peers;
+# every table: [01_environment](01_environment.html) the machine, what was not measured, and the rules of Hoefler and Belli;
+# [02_baseline](02_baseline.html) every case;
+# [03_roofline](03_roofline.html) floors and published numbers; [04_backends](04_backends.html) peers;
 # [05_kernels](05_kernels.html) each rung; [06_verdicts](06_verdicts.html) every comparison;
 # [07_profile](07_profile.html) counters; [08_audit](08_audit.html) the audit; [09_model](09_model.html) models.
 

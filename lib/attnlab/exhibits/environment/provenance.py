@@ -17,8 +17,7 @@ def commands(results: Results) -> Prose:
     """The commands that render this report again, and measure it again."""
     manifest = results.run.manifest
     return Prose(
-        "Rendering this report again, measuring a card of your own, and how this run was measured:\n\n```bash\n"
-        f"make report RUN={results.run.name}    # render the recorded run, measure nothing\n"
+        f"```bash\nmake report RUN={results.run.name}    # render the recorded run again, measure nothing\n"
         "make report    # measure the best device here, and render that\n"
         f"{manifest['command']}    # measured this run\n```"
     )
