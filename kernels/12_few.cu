@@ -144,8 +144,8 @@ template <int ROWS, int D, int THREADS> struct OwnRows {
     }
     // Works it out here: ptxas would put it off until it is used, behind the wait for the kernel before.
     __device__ __forceinline__ void now() { asm volatile("" : "+r"(query), "+r"(head), "+r"(step_queries), "+r"(step_heads)); }
-    // Visits each with its number in the tile, and where it begins, from where the group's first query does. A CTA comes here
-    // once or twice, and fetches all instructions for it: unrolled code has to gain more than that costs.
+    // Visits each with its number in the tile, and where it begins, from where the group's first query does. By trial, where much
+    // is done for a row, more than two at a time lose, and else all at once gain.
     template <int UNROLLED = ROWS / STEP, typename Visit>
     __device__ __forceinline__ void each(const Strides& strides, Visit visit) const {
         int of_query = query, of_head = head;
