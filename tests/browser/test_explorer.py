@@ -298,6 +298,8 @@ def test_in_the_mean_a_shape_counts_once_by_its_worst_kind_of_values(explorer):
 def test_zeros_are_no_worst_kind(visit, pages):
     mean = visit(pages["kinds"]).locator("table.matrix tfoot td").last
     assert float(mean.inner_text()) == pytest.approx(40 / 32, rel=0.01)
+    zeros = visit(pages["kinds"], "#values=zeros").locator("table.matrix tfoot")
+    assert zeros.inner_text() == "no geometric mean: zeros count in none"
 
 
 def test_an_odd_length_is_a_dot_beside_the_line(explorer):
@@ -378,6 +380,7 @@ def test_a_shape_is_found_in_words(explorer, asked, differs):
         ("128 keys causal", "(2, 4, 128, 64) float16, causal"),
         ("target SD 4", f"{TARGET.label}, sd 4 values"),
         ("normal target", TARGET.label),
+        ("2x4x64x64", "(2, 4, 64, 64) float16"),
     ],
 )
 def test_numbers_and_kinds_of_attention_name_a_shape(explorer, asked, shape):
@@ -467,6 +470,46 @@ def test_a_request_is_answered_by_the_worst_kind_of_values(visit, pages):
     assert "on sd 4, its worst of 2 kinds" in text(visit(pages["kinds"]), "find")
     own = visit(pages["kinds"], "#find=target normal").locator('[data-part="find"] tbody tr').first
     assert re.fullmatch(r"25\.\d+ \[.*\]", own.locator("td").nth(3).inner_text())
+
+
+def test_the_answer_goes_by_the_kind_of_values_and_the_candidates_that_are_chosen(visit, pages):
+    normal = text(visit(pages["kinds"], "#values=normal"), "find")
+    assert re.search(r"sdpa\.flash has the smallest median, 25\.\d+ \[.*\] µs\.", normal)
+    opened = visit(pages["two runs"], "#candidates=kernel.tiled")
+    assert "has the smallest median of what is chosen" in text(opened, "find")
+    assert "sdpa.flash" not in text(opened, "find")
+    found = visit(pages["two runs"], "#candidates=kernel.tiled&find=target")
+    assert "Left out, as they aren't chosen: sdpa.flash, sdpa.cudnn." in text(found, "find")
+    answers = found.locator('[data-part="find"] tbody td:nth-child(3)').all_inner_texts()
+    assert not any("sdpa.flash" in one or "sdpa.cudnn" in one for one in answers)
+
+
+def test_what_was_found_beyond_a_dozen_is_folded_away_and_counted(explorer):
+    explorer.locator("#attnlab-find").fill("float16")
+    explorer.keyboard.press("Enter")
+    part = explorer.locator('[data-part="find"]')
+    assert part.locator("tbody").first.locator("tr").count() == 12
+    more = int(part.locator("summary").inner_text().removesuffix(" more"))
+    part.locator("summary").click()
+    assert part.locator("details tbody tr").count() == more
+
+
+def test_the_baseline_that_is_chosen_stays_with_a_shape_that_was_found(visit, pages):
+    opened = visit(pages["two runs"], "#baseline=sdpa.cudnn&find=target")
+    assert opened.locator('[data-part="find"] thead th').nth(4).inner_text() == "against sdpa.cudnn"
+    assert "a ratio of medians of" in opened.locator('[data-part="find"] tbody td:nth-child(5)').first.inner_text()
+    opened.locator('[data-part="find"] tbody button').first.click()
+    assert opened.locator("#attnlab-baseline").input_value() == "sdpa.cudnn"
+    assert "This is a ratio of medians of" in text(opened, "cell")
+
+
+def test_reset_leads_back_to_what_was_shown_first(explorer):
+    before = everything(explorer)
+    explorer.locator("#attnlab-mask").select_option("causal")
+    cell(explorer, "sdpa.cudnn", 1).click()
+    explorer.get_by_role("button", name="reset").click()
+    assert everything(explorer) == before
+    assert "#" not in explorer.url or explorer.url.endswith("#")
 
 
 def test_what_goes_by_the_values_is_passed_over_where_one_kind_was_timed(visit, pages):

@@ -34,7 +34,8 @@ function makeCell(explorer, part) {
 // What the pages say of the verdict on the selected cell; nothing where there is none.
 function verdictOn({ state, data }) {
   const verdict = verdictAt(state, state.place, state.candidate);
-  if (!verdict?.kind) return [];
+  if (!verdict) return [];
+  if (!verdict.kind) return [said(`This is ${judged(verdict)}.`, { class: "statement" })];
   const { titles } = state.shown.verdicts[state.baseline];
   const rows = titles.map((title, place) => [defined(data, title), verdict.cells[place]]);
   return [

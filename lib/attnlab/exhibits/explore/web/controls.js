@@ -37,6 +37,7 @@ function controls(explorer) {
     select("by", "samples"),
     select("claim", "verdicts", (claim) => ({ claim, shape: undefined, candidate: undefined })),
     h("details", { class: "control candidates" }, summary, chosen),
+    h("div", { class: "control" }, button("reset", () => explorer.choose(unset(KNOWN)))),
   );
   const show = (state) => {
     const run = state.shown;

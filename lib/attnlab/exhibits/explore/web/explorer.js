@@ -134,7 +134,7 @@ class Explorer {
 const CELL = ["baseline", "timing", "by", "place", "candidate"];
 const SHOWN = ["baseline", "timing", "candidates", "visible"];
 const SECTIONS = {
-  find: { needs: ["find", "baseline", "timing", "place"], make: makeFind },
+  find: { needs: ["find", "baseline", "timing", "place", "values", "candidates"], make: makeFind },
   matrix: { needs: [...SHOWN, "metric", "by", "claim", "order"], make: makeMatrix },
   lines: { needs: [...CELL, "candidates", "axis", "metric", "claim"], make: makeLines },
   cell: { needs: CELL, make: makeCell },

@@ -25,12 +25,13 @@ function makeFind(explorer, part) {
 
 // Of the implementations in 16 bits, or of those in FP8, the one with the smallest median on its worst kind of values;
 // undefined for none. Where one kind alone was timed, those whose time goes by the values elsewhere are passed over. What
-// lacks a latency on some kind comes last. Others whose median lies in its interval are its `near`.
-function safest(run, timing, place, { fp8 = false, values }) {
+// lacks a latency on some kind comes last, what is `passed` over isn't looked at. Others whose median lies in its interval
+// are its `near`.
+function safest(run, timing, place, { fp8 = false, values, passed = [] }) {
   const places = values ? [place] : run.kindsAt[place],
     median = ({ row }) => run.cases.latency[row];
   const timed = run.implementations
-    .filter((name) => run.fp8.includes(name) === fp8)
+    .filter((name) => run.fp8.includes(name) === fp8 && !passed.includes(name))
     .map((name) => {
       const rows = places.map((one) => caseAt({ shown: run, timing }, one, name)).filter((row) => row !== undefined);
       const row = rows.sort((one, other) => run.cases.latency[other] - run.cases.latency[one])[0];
@@ -51,8 +52,12 @@ function safest(run, timing, place, { fp8 = false, values }) {
   return first && { ...first, on, over, near };
 }
 
+// Of the run that is shown, what is neither a candidate that is chosen nor the baseline.
+const unchosen = ({ shown, candidates, baseline }) =>
+  shown.implementations.filter((name) => !candidates.includes(name) && name !== baseline);
+
 // Why an implementation that is faster on the only kind of values is passed over.
-const passed = (run, { over }) =>
+const passedOver = (run, { over }) =>
   over ? ` Passed over, as one kind of values was timed here: \`${over.name}\` takes ${run.unsteady[over.name]}.` : "";
 
 // A sentence on the selected shape.
@@ -60,7 +65,9 @@ function answer(state) {
   const run = state.shown,
     { label, values } = run.shapes[state.place],
     { words } = run.timings[state.timing];
-  const first = safest(run, state.timing, state.place, { values: values !== PLAIN.values });
+  const isChosen = state.values !== "all" || values !== PLAIN.values,
+    passed = unchosen(state),
+    first = safest(run, state.timing, state.place, { values: isChosen, passed });
   if (!first) return `Nothing has a latency at ${label}, ${words}.`;
   const { name, row, on, near } = first,
     verdict = verdictAt(state, run.cases.shape[row], name);
@@ -69,9 +76,9 @@ function answer(state) {
     : row === caseAt(state, run.cases.shape[row], state.baseline)
       ? " It is the baseline."
       : "";
-  const inBits = run.fp8.length ? " in 16 bits" : "",
+  const inBits = (run.fp8.length ? " in 16 bits" : "") + (passed.length ? " of what is chosen" : ""),
     within = near.length ? ` In that interval ${near.length > 1 ? "are those" : "is that"} of ${listed(near)} too.` : "";
-  return `At ${label}, ${words}: \`${name}\` has the smallest median${inBits}, ${run.cases.interval[row]} µs${on}.${within}${compared}${passed(run, first)}`;
+  return `At ${label}, ${words}: \`${name}\` has the smallest median${inBits}, ${run.cases.interval[row]} µs${on}.${within}${compared}${passedOver(run, first)}`;
 }
 
 const deviceWords = (run) => run.device.toLowerCase().split(/\s+/);
@@ -93,23 +100,29 @@ function found(explorer) {
     const words = `No run of an ${device} is in this page.${leftOut(data.left_out.filter(ofDevice))}`;
     return [...refused, notice(...rich(words))];
   }
-  const rows = nearest(state, here, wanted).slice(0, MOST_FOUND);
+  const passed = unchosen(state),
+    rows = nearest(state, here, { ...wanted, passed });
   if (!rows.length)
     return [...refused, notice(`No run here has a latency${wanted.fp8 ? " in FP8" : ""} under this clock and cache.`)];
-  const ranked = `Ranked by each implementation's worst kind of values at a shape, ${state.shown.timings[state.timing].words}.`,
+  const among = passed.length ? ` Left out, as they aren't chosen: ${listed(passed)}.` : "",
+    ranked = `Ranked by each implementation's worst kind of values at a shape, ${state.shown.timings[state.timing].words}.${among}`,
     asked = unknown.length ? "Measured as far as that was understood" : "Measured as asked",
     exact = rows.filter(({ differs }) => !differs.length),
-    over = rows.find(({ first }) => first.over);
-  const headed = (title, some) => (some.length ? [h("h3", {}, title), foundTable(explorer, some, unknown)] : []);
+    nearly = rows.slice(exact.length, Math.max(exact.length, MOST_FOUND)),
+    over = rows.slice(0, MOST_FOUND).find(({ first }) => first.over);
+  const headed = (title, some) => {
+    const [first, more] = [some.slice(0, MOST_FOUND), some.slice(MOST_FOUND)];
+    if (!first.length) return [];
+    const ontoggle = () => rest.childElementCount > 1 || rest.append(foundTable(explorer, more, unknown)),
+      rest = h("details", { ontoggle }, h("summary", {}, `${more.length} more`));
+    return [h("h3", {}, title), foundTable(explorer, first, unknown), ...(more.length ? [rest] : [])];
+  };
   return [
     ...refused,
     said(ranked + inFp8(data, wanted)),
     ...headed(asked, exact),
-    ...headed(
-      exact.length ? "The nearest beside" : "None was measured exactly so; the nearest",
-      rows.slice(exact.length),
-    ),
-    ...(over ? [said(passed(over.run, over.first).trim())] : []),
+    ...headed(exact.length ? "The nearest beside" : "None was measured exactly so; the nearest", nearly),
+    ...(over ? [said(passedOver(over.run, over.first).trim())] : []),
   ];
 }
 
@@ -144,10 +157,15 @@ function inFp8({ runs }, { fp8 }) {
 function foundTable(explorer, found, unknown = []) {
   const { state, data } = explorer;
   const rows = found.map(({ run, shape, first: { name, row, on, over, near }, differs }) => {
-    const verdict = run.verdictAt[run.baseline].get(row);
-    const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);
-    const candidate = name === run.baseline ? undefined : name;
-    const chosen = { ...unset(OF_RUN), run: run === data.runs[0] ? undefined : run.name, shape: shape.name, candidate };
+    const baseline = baselinesOf(run).includes(state.baseline) ? state.baseline : run.baseline;
+    const there = { ...state, shown: run, timing: timingOf(run, state), baseline },
+      place = run.cases.shape[row],
+      verdict = verdictAt(there, place, name);
+    const kind = isBaseline(there, place, name) ? "is the baseline" : verdict ? judged(verdict) : "not compared",
+      against = baseline === state.baseline ? "" : `, against ${baseline}`;
+    const kept = { ...unset(OF_RUN), baseline: baseline === run.baseline ? undefined : baseline };
+    const candidate = name === baseline ? undefined : name;
+    const chosen = { ...kept, run: run === data.runs[0] ? undefined : run.name, shape: shape.name, candidate };
     const at = run.changed[name]; // null for all shapes
     const changed = at === null || at?.includes(run.shapeAt.get(shape.name)) ? ", changed since" : "";
     const nothing = unknown.length ? "nothing that was understood" : "nothing: as asked";
@@ -156,11 +174,11 @@ function foundTable(explorer, found, unknown = []) {
       differs.join(", ") || nothing,
       [h("code", {}, name), ...near.flatMap((one) => [", ", h("code", {}, one)]), changed, over ? ` (${over.name} passed over)` : ""],
       `${run.cases.interval[row]}${on}`,
-      kind,
+      kind + against,
       titled(run, state.shown),
     ];
   });
   const titles = ["shape", "differs in", "smallest median", `median (µs) [${data.confidence}]`];
-  titles.push("against the run's baseline", "run");
+  titles.push(`against ${state.baseline}`, "run");
   return table(titles, rows, "shapes found");
 }

@@ -42,7 +42,7 @@ function makeLines(explorer, part) {
     sizes = places.map((place) => run.shapes[place][axis]);
   const y = scale(positive, [bottom, top], { log: true, around }),
     x = scale(sizes, [left, right], { log: true });
-  const about = `a line for each of ${names.length} implementations; the table below has the numbers`;
+  const about = `a line for each of ${lines.length} implementations; the table below has the numbers`;
   const svg = frame(width, height, `${title} over ${AXES[axis]}, ${about}`);
   svg.append(...yAxis(y, left, right, title, 12));
   let edge = -Infinity;

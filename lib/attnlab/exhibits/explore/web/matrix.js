@@ -82,8 +82,11 @@ function nothing(state) {
     ours = judgedOurs(state);
   if (claim === "lost" && !visible.length) {
     const both = among(state).filter((place) => ours.some((name) => verdictAt(state, place, name)));
+    const others = among(state).length - both.length,
+      uncompared = others ? ` At ${others} more it can't be compared.` : "",
+      by = shown.verdicts[baseline] ? "" : ` by more than ${100 * state.margin} %`;
     if (ours.length)
-      return `Of ${counted(both.length)}, each kind of values counted, ${ours.join(" or ")} is slower at none.`;
+      return `Of ${counted(both.length)}, each kind of values counted, ${ours.join(" or ")} is slower${by} at none.${uncompared}`;
     return shown.ordered.some((name) => name.startsWith(OURS))
       ? `The baseline ${baseline} is ours: choose another to see where ours loses to it.`
       : "None of our kernels is in this run.";
@@ -118,7 +121,8 @@ function inOrder({ state, data }) {
 // that differ in values alone are one, which counts by the kind at which it is worst.
 function meansRow(state) {
   const shapes = distinct(state.visible.map((place) => state.shown.kindsAt[place]));
-  const all = shapes.map((places) => places.filter((place) => state.visible.includes(place)));
+  const all = shapes.map((places) => places.filter((place) => state.visible.includes(place))).filter(({ length }) => length);
+  if (!all.length) return h("tr", {}, h("th", { scope: "row" }, "no geometric mean: zeros count in none"));
   const cells = state.candidates.map((name) => {
     const own = (place) => (isBaseline(state, place, name) ? 1 : Infinity);
     const speedups = (places) => places.map((place) => verdictAt(state, place, name)?.speedup ?? own(place));
@@ -155,12 +159,13 @@ function select(explorer, part) {
 // Scroll a cell of a table into view, and nothing but the table; row and column titles stay where they are.
 function reveal(scroll, cell) {
   if (!scroll || !cell) return;
-  const head = cell.closest("table").tHead.offsetHeight,
+  const { tHead, tFoot } = cell.closest("table"),
+    head = tHead.offsetHeight,
+    bottom = cell.offsetTop + cell.offsetHeight + (tFoot?.offsetHeight ?? 0),
     side = cell.parentElement.firstElementChild.offsetWidth;
   const [top, left] = [cell.offsetTop, cell.offsetLeft];
   if (top < scroll.scrollTop + head) scroll.scrollTop = top - head;
-  if (top + cell.offsetHeight > scroll.scrollTop + scroll.clientHeight)
-    scroll.scrollTop = top + cell.offsetHeight - scroll.clientHeight;
+  if (bottom > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = bottom - scroll.clientHeight;
   if (left < scroll.scrollLeft + side) scroll.scrollLeft = left - side;
   if (left + cell.offsetWidth > scroll.scrollLeft + scroll.clientWidth)
     scroll.scrollLeft = left + cell.offsetWidth - scroll.clientWidth;
@@ -170,7 +175,8 @@ function reveal(scroll, cell) {
 function compared(state) {
   const run = state.shown;
   if (!(run.cases.timing ?? []).length) return " Nothing has a latency in this run: the reasons are in the cells.";
-  if (!run.verdicts[state.baseline]) return ` No verdicts were computed against \`${state.baseline}\`.`;
+  const from = state.claim === "lost" ? ` Ours loses where it is slower by more than ${100 * state.margin} %.` : "";
+  if (!run.verdicts[state.baseline]) return ` No verdicts were computed against \`${state.baseline}\`.${from}`;
   return run.verdicts[state.baseline].case?.length ? "" : ` This run holds no comparison with \`${state.baseline}\`.`;
 }
 
@@ -232,7 +238,8 @@ function move(explorer, event) {
     if (next?.tagName === "TD") {
       for (const one of cell.closest("table").querySelectorAll('td[tabindex="0"]')) one.setAttribute("tabindex", -1);
       next.setAttribute("tabindex", 0);
-      next.focus();
+      next.focus({ preventScroll: true });
+      reveal(next.closest(".scroll"), next);
     }
   } else return;
   event.preventDefault();

@@ -42,7 +42,7 @@ function phrasesOf(shapes) {
 
 // What a request such as "S=1000 causal bf16", "32 8 512", "target gqa" or the label of a shape names; words that say
 // nothing are returned too. A number alone is a length: of keys where one query is asked for; "16k" is 16384. Devices are
-// named by a word of their names, as in `devices`.
+// named by a word of their names, as in `devices`. Of two words that contradict each other the first counts.
 function requested(request, target, shapes, devices) {
   const wanted = {},
     unknown = [],
@@ -50,6 +50,7 @@ function requested(request, target, shapes, devices) {
   let text = request
     .toLowerCase()
     .replace(/\b(\d+)k\b/g, (_, thousands) => 1024 * thousands)
+    .replace(/(\d)\s*[x×]\s*(?=\d)/g, "$1 ")
     .replace(/\bno[nt]?[\s-]*causal\b/g, "full")
     .replace(/\bkv[\s_-]*heads?\b/g, "kv");
   for (const [phrase, { axis, values }] of phrasesOf(shapes)) {
@@ -64,11 +65,12 @@ function requested(request, target, shapes, devices) {
     return " ";
   });
   for (const word of text.split(/[\s,;()]+/).filter(Boolean)) {
-    if (DTYPES[word]) wanted.dtype = DTYPES[word];
+    const isCausal = word === "causal";
+    if (DTYPES[word] && [undefined, DTYPES[word]].includes(wanted.dtype)) wanted.dtype = DTYPES[word];
     else if (isNaN(word) && devices.includes(word)) wanted.devices = [...(wanted.devices ?? []), word];
     else if (KINDS[word]) Object.assign(wanted, KINDS[word].wanted, { kinds: [...(wanted.kinds ?? []), word] });
     else if (Number(word) > 0) numbers.push(word);
-    else if (word === "causal" || word === "full") wanted.causal = word === "causal";
+    else if ((isCausal || word === "full") && [undefined, isCausal].includes(wanted.causal)) wanted.causal = isCausal;
     else if (word === "fp8" || word === "e4m3") wanted.fp8 = true;
     else if (word === "target") {
       for (const axis of ["batch", "heads", "seq_len", "head_dim", "causal", "dtype"]) wanted[axis] ??= target[axis];
