@@ -3,7 +3,9 @@
 ``PYTHONPATH=lib python3 tools/gpu/step.py 512 gpt2 llama-64`` captures the step with SDPA, with `attend`, and with less
 and less of `attend` in place of attention, to tell what decides how the driver launches a graph. For each it prints the
 graph's nodes by their kinds, and what a launch takes the host and a replay the device, in µs; then the replays in
-turns. At last, as CUPTI may change how graphs are launched, the kernels of a replay with SDPA and with `attend`: how
+turns. The page's steps are captured after generations, and some run between their replays: so the same for SDPA and
+`attend` once they generated, with the graphs from before, with new ones, and with a generation before each pair of
+replays. At last, as CUPTI may change how graphs are launched, the kernels of a replay with SDPA and with `attend`: how
 many, for how long, and the gap before each, those that take most first.
 """
 
@@ -27,7 +29,7 @@ from attnlab.measure.subjects import attend, maps, model
 from attnlab.study.models import BASELINE, CANDIDATE, DEFAULTS, DTYPES, MODELS
 
 DEVICE = torch.device("cuda")
-REPLAYS, SHOWN = 20, 14
+REPLAYS, SHOWN, TOKENS = 20, 14, 33
 SHARED_BYTES = 200 * 1024
 SOURCE = """
 extern "C" __global__ void nothing(float* x) { if (x[0] > 1) x[1] = 0; }
@@ -58,7 +60,19 @@ def main(prompt: int, names: list[str]) -> None:
         for way, step in steps.items():
             print(f"{name}, {prompt} keys, {way}: {_nodes(step)}; {_times(step)}", flush=True)
         print(f"{name}, {prompt} keys, in turns: {_in_turns(steps)}", flush=True)
-        for way in ("SDPA", "attend"):
+
+        def generate(way: str, made: Any = made, prompts: Tensor = prompts) -> None:
+            made.set_attn_implementation(registered[way])
+            model.generate(made, prompts, TOKENS)
+
+        two = {way: steps[way] for way in ("SDPA", "attend")}
+        for way in 2 * list(two):
+            generate(way)
+        print(f"{name}, {prompt} keys, generated since: {_in_turns(two)}", flush=True)
+        anew = {way: _step(made, registered[way], prompts) for way in two}
+        print(f"{name}, {prompt} keys, captured since: {_in_turns(anew)}", flush=True)
+        print(f"{name}, {prompt} keys, generating between: {_in_turns(anew, generate)}", flush=True)
+        for way in two:
             print("\n".join([f"{name}, {prompt} keys, {way}, by CUPTI:", *_kernels(steps[way])]), flush=True)
 
 
@@ -113,11 +127,12 @@ def _nodes(steps: Steps) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
-def _in_turns(steps: dict[str, Steps]) -> str:
-    """What a replay takes behind one of the same graph, where the others' run before that."""
+def _in_turns(steps: dict[str, Steps], between: Callable[[str], None] = lambda way: None) -> str:
+    """What a replay takes behind one of the same graph, where the others' run before that, and what is `between`."""
     us: dict[str, list[float]] = {way: [] for way in steps}
     for _ in range(REPLAYS):
         for way, step in steps.items():
+            between(way)
             step["graph_us"]()
             us[way].append(cuda_events.timed(DEVICE, step["graph_us"])[0])
     return ", ".join(f"{way} {median(found):.0f}" for way, found in us.items())
