@@ -322,9 +322,7 @@ def test_most_behind_is_a_shape_at_which_that_is_certain():
 
 def test_where_the_gate_refused_another_there_is_no_lead_at_few_queries():
     (lost,) = refusals(decoded())["sdpa.flash"]
-    (_, several) = groups(decoded())
-    assert lost in several.shapes  # its bandwidth counts
-    assert all(lost not in group.by_shape for group in groups(decoded()))
+    assert all(lost not in group.by_shape for group in groups(decoded()))  # nor does its bandwidth count
     assert few.in_short(decoded(), None).endswith("Not counted is 1 shape at which the gate refused `sdpa.flash`.")
     cases = decoded().run.cases
     skipped = changed(decoded(), cases=cases.assign(status=cases["status"].replace("failed", "skipped")))

@@ -91,7 +91,7 @@ def test_every_branch_is_said_in_words_of_its_own(id):
     [
         (1, "on this NVIDIA H200", "One NVIDIA H200"),
         (2, "on these 2 NVIDIA H200s", "2 NVIDIA H200s"),
-        (3, "on NVIDIA H200s", "3 cards, which stand for all NVIDIA H200s"),
+        (3, "on NVIDIA H200s", "3 cards, as a sample of NVIDIA H200s"),
     ],
 )
 def test_words_hold_for_as_many_cards_as_the_intervals(count, scope, held_for):

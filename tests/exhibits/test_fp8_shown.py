@@ -68,7 +68,8 @@ def test_every_statement_says_what_fp8_is_given_and_whether_quantising_is_timed(
 
 
 def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):
-    said = "**FP8.** Speedup over the fastest in 16 bits: `kernel.fp8` 1.25×, faster at 2 of 2 shapes"
+    counted = "Speedup over the fastest in 16 bits, each kind of values counted as a shape:"
+    said = f"**FP8.** {counted} `kernel.fp8` 1.25×, faster at 2 of 2 shapes"
     box = Show(run)("verdicts.findings").content.text
     assert said in box
     assert "(Run `" not in box
@@ -128,7 +129,7 @@ def test_what_the_gate_refused_has_its_error_and_no_throughput(run):
         assert (cross.get_label(), list(cross.get_xdata())) == (refused, [3e-3])
         assert [text.get_text() for text in below.texts] == [FAILED]
     said = re.findall(
-        rf"`{refused}` has no throughput on `(\S+)` values \(failed.*?\); the cross is its error, (\S+) that",
+        rf"`{refused}` has no throughput on `(\S+)` values \(the gate refused it\); the cross is its error, (\S+) that",
         shown.caption,
     )
     assert said == [(kind, "15.0×") for kind in KINDS]

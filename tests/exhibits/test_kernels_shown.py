@@ -185,7 +185,9 @@ def test_the_lead_of_the_best_is_said(monkeypatch):
     abstract = plain(findings.abstract(led, decoded=led))
     assert "none of them is decoding, where `peer.flash4` leads at some." in abstract
     monkeypatch.setattr(Leads, "cached", 1)
-    assert " shapes. In a run of decoding, `peer.flash4` leads at some." in plain(findings.abstract(led, decoded=led))
+    assert " shapes. In a run of few queries, `peer.flash4` leads at some." in plain(
+        findings.abstract(led, decoded=led)
+    )
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "device warm"].name == "over peer.flash4"
     assert lead.sentence(climbed()) == ""

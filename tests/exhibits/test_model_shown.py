@@ -13,7 +13,7 @@ import synthetic
 from attnlab.base.errors import UserError
 from attnlab.exhibits import model
 from attnlab.exhibits.catalogue import Show
-from attnlab.infer.models.comparisons import comparisons, decided
+from attnlab.infer.models.comparisons import comparisons
 from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_pct
 from attnlab.infer.results import Results
 from attnlab.runs import models, schema
@@ -100,9 +100,11 @@ def test_records_of_unlike_models_are_shown_together(data):
     parts = model.compared(shown()).parts
     assert list(parts["first"].frame["model"]) == ["llama-64", "gpt2", "llama-128"]
     assert "The record `other` is" in model.recorded(shown()).markdown
-    assert "The record `both` has random weights" in model.gained(shown()).markdown
     assert "11 tokens in `other`, 5 replicates of 20 rounds and 11 tokens in `both`." in parts["first"].note
     assert len(model.outputs(shown()).frame) == 3
+    gained = model.gained(shown())
+    assert [setting.split()[0] for setting in gained.frame["setting"]] == ["llama-64", "gpt2", "llama-128"]
+    assert "can be told in steps of a graph. `other`, of llama-64: random weights" in gained.note
     write("newer", created="2026-11-24")
     assert [record.manifest.name for record in models.newest(GPU)] == ["newer", "other"]
 
@@ -170,8 +172,9 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
 def test_it_is_said_of_which_record_the_launch_of_a_graph_counts(data):
     write("before", created="2026-11-20", dispatch={"version": 2, "run": "theirs", "choices": []})
     write("mine", queued=True, plan=PLAN.model_copy(update={"models": [stated.MODELS["llama-64"]]}))
-    before, mine = sorted(model.gained(shown()).markdown.split("\n\n"))
-    assert before.endswith(" Of a CUDA graph, the host's launch counts.")
+    note = model.gained(shown()).note
+    before, mine = note[note.index("`before`") :], note[note.index("`mine`") : note.index("`before`")]
+    assert before.endswith("and of a graph the host's launch counts.")
     assert "launch" not in mine
     assert " one before, but in `before`: there the host's launch counts. " in model.steps(shown()).note
 
@@ -180,15 +183,14 @@ def test_what_is_gained_and_what_ran(data):
     write()
     (record,) = models.newest(GPU)
     assert [kernels for _, kernels in kernels_of_prompts(record)] == [(), ("best<64>(args)",)]
-    found = {
-        phase: {decision: [one.workload.model.name for one in found] for decision, found in by.items()}
-        for phase, by in decided(comparisons(record)).items()
-    }
+    found = {(one.phase, one.workload.model.name): one.verdict.decision for one in comparisons(record)}
     assert found == {
-        FIRST: {"faster": ["llama-128"], "equivalent": ["gpt2"]},
-        REST: {"equivalent": ["gpt2", "llama-128"]},
-        DRAFT: {"faster": ["gpt2", "llama-128"]},
+        **{(FIRST, "gpt2"): "equivalent", (FIRST, "llama-128"): "faster"},
+        **{(REST, name): "equivalent" for name in ("gpt2", "llama-128")},
+        **{(DRAFT, name): "faster" for name in ("gpt2", "llama-128")},
     }
+    marks = model.gained(shown()).frame.set_index("setting")["first token"]
+    assert [cell.mark for cell in marks] == ["= equivalent", "★ faster, claimable"]
 
 
 @pytest.mark.parametrize("tokens", ["tokenizer", "bytes"])
@@ -197,10 +199,7 @@ def test_weights_and_the_text_of_prompts_are_named(data, tokens):
     mine = PLAN.models[1].model_copy(update={"name": "mine", "weights": "a" * 64})
     write("weighted", created="2026-11-23", plan=PLAN.model_copy(update={"models": [mine], "text": text}))
     shows = model.recorded(shown()).markdown
-    assert (
-        "has the weights of a trained model, and went by a table that was replaced since. "
-        in model.gained(shown()).markdown
-    )
+    assert "the weights of a trained model, by a table that was replaced since" in model.gained(shown()).note
     assert all(named in shows for named in ("`mine`", "aaaaaaaaaaaa…", "book.txt", "bbbbbbbbbbbb…"))
     assert ("tokenizer" in shows) == (tokens == "tokenizer")
     assert "random weights" not in shows + model.outputs(shown()).note

@@ -210,10 +210,13 @@ def test_what_lies_between_operations_is_a_share_of_the_lead():
     timings = [{"clock": clock, "cache": "warm"} for clock in ("device", "cupti")]
     of = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET | {"timings": timings}))
     between = np.where(of.table["implementation"] == "sdpa.auto", 3.0, 1.0) * (of.table["clock"] == "cupti")
-    told = plain(findings.at_target(synthetic.changed(of, of.table.assign(median_us=of.table["median_us"] - between))))
+    table, cases = of.table.assign(median_us=of.table["median_us"] - between), of.run.cases
+    told = plain(findings.at_target(synthetic.changed(of, table)))
     # 40 us and 32 us by `device`
-    assert "A call of `sdpa.auto` runs `second` beside its kernel. What `device` reads and `cupti` doesn't" in told
+    assert "A call of `sdpa.auto` runs a kernel and `second`. What `device` reads and `cupti` doesn't" in told
     assert "is 3.00 µs of `sdpa.auto` and 1.00 µs of `sdpa.flash`: 25 % of the lead." in told
+    alike = synthetic.changed(of, table, cases=cases.assign(kernels=cases["kernels"].str.replace("math", "auto")))
+    assert "`sdpa.auto` runs the kernel of `sdpa.math` and `second`." in plain(findings.at_target(alike))
     assert "of the lead" not in plain(findings.at_target(inferred()))
 
 

@@ -12,13 +12,13 @@ from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.models.comparisons import Comparison, comparisons, decided, milliseconds, tokens_per_second
+from attnlab.infer.models.comparisons import Comparison, comparisons, milliseconds, tokens_per_second
 from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_pct
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import dispatch, models
 from attnlab.runs.models import Record
-from attnlab.runs.schema import FIRST, PHASES, REST, STEPS
+from attnlab.runs.schema import FIRST, GRAPHS, PHASES, REST, STEPS
 from attnlab.study.implementations import FALLBACK, control
 from attnlab.study.models import BASELINE, CANDIDATE, DRAFTED, Workload
 
@@ -36,9 +36,23 @@ def _records(results: Results) -> tuple[list[Record], list[UserError]]:
 
 
 @exhibit("model.gained")
-def gained(results: Results) -> Prose:
-    """What is gained in each record, a paragraph for each."""
-    return Prose("\n\n".join(map(_gained, _records(results)[0])))
+def gained(results: Results) -> Table:
+    """The speedup of `attend` at every setting, a column for each phase and step."""
+    records, _ = _records(results)
+    rows: dict[tuple[str, str], dict[str, object]] = {}
+    for record in records:
+        for one in comparisons(record):
+            name, setting = record.manifest.name, one.workload.label
+            row = rows.setdefault((name, setting), {"setting": setting})
+            row[one.phase] = decisions.marked(one.verdict)
+    shares = [share for record in records for share in _shares_pct(record)]
+    said = say("model.gained", baseline=BASELINE, candidate=CANDIDATE, shares_pct=shares)
+    effects: dict[bool, list[float]] = {}
+    for one in _comparisons(records):
+        effects.setdefault(STEPS.get(one.phase) in GRAPHS, []).append(100 * one.smallest_effect)
+    replaced = [one.manifest.name for one in records if _is_replaced(one)]
+    note = say("model.gained_note", manifests=[one.manifest for one in records], replaced=replaced, effects_pct=effects)
+    return Table.of(list(rows.values()), said, note)
 
 
 @exhibit("model.records")
@@ -80,15 +94,10 @@ def _comparisons(records: Sequence[Record]) -> list[Comparison]:
     return [one for record in records for one in comparisons(record)]
 
 
-def _gained(record: Record) -> str:
+def _shares_pct(record: Record) -> list[float]:
+    """What SDPA's attention takes of the device's time, at each setting and in each phase."""
     shares = [shares_pct(record, workload, phase).get(BASELINE) for workload in record.workloads for phase in PHASES]
-    return say(
-        "model.gained",
-        manifest=record.manifest,
-        is_replaced=_is_replaced(record),
-        shares_pct=[share for share in shares if share is not None],
-        phases=decided(comparisons(record)),
-    )
+    return [share for share in shares if share is not None]
 
 
 def _recorded(record: Record) -> str:

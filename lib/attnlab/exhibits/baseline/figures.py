@@ -13,6 +13,8 @@ from attnlab.infer.results import Results
 from attnlab.study.ladder import BEST, PREFIX
 
 SWEEPS = ("seq_len", "causal seq_len")
+OF_SIZE = ("head_dim 128 16384 tokens seq_len", "head_dim 128 16384 tokens causal seq_len")
+"""Lengths as the papers of FlashAttention have them: at D = 128, with the same number of tokens at each."""
 LENGTH = "sequence length S, logarithmic"
 MIB = 2**20
 
@@ -40,16 +42,17 @@ def dashed(results: Results) -> str:
 @exhibit("baseline.throughput")
 def throughput(results: Results) -> Figure:
     """Throughput without and with the causal mask. Of a ladder with `kernel.best`, only that is drawn."""
-    names, there = drawn(results), results.timed(SWEEPS)
-    drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False)
+    names, there = drawn(results), results.timed((*SWEEPS, *OF_SIZE))
+    drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False, figsize=(6.5, 2.8))
     for axes, sweep in zip(grid[0], there, strict=True):
         points = style.lines(results, sweep, "throughput_tflops")
         for name in filter(points.__contains__, names):
-            axes.plot(*points[name], **look(name))
+            axes.plot(*points[name], **look(name) | {"markersize": 4})
         shapes = results.study.sweep(sweep)
-        axes.set(title="causal" if shapes[0].causal else "not causal", xlabel=LENGTH)
-        style.powers_of_two(axes, [shape.seq_len for shape in shapes])
+        axes.set_title(f"D={shapes[0].head_dim}{', causal' if shapes[0].causal else ''}")
+        style.few_powers_of_two(axes, [shape.seq_len for shape in shapes])
     grid[0][0].set(ylabel="throughput (TFLOP/s)")
+    drawing.supxlabel(LENGTH, fontsize="medium")
     grid[0][0].set_ylim(bottom=0)
     style.label_ends(grid[0][-1])
     rows = results.over(there)
@@ -65,6 +68,9 @@ def throughput(results: Results) -> Figure:
             values=_values(results, there),
             timing=results.headline.words,
             causal=causal,
+            tokens=next(
+                (shape.tokens for sweep in OF_SIZE if sweep in there for shape in results.study.sweep(sweep)), 0
+            ),
         ),
         "Line plots of throughput in TFLOP/s over sequence length S, a line for each implementation.",
     )

@@ -114,9 +114,9 @@ def sample_words(study: Study) -> str:
     return f"{study.samples} samples" + (f" ({formats.listing(fewer)})" if fewer else "")
 
 
-def replicate_words(results: Results) -> str:
+def replicate_words(results: Results, shape: Shape | None = None) -> str:
     """``4 replicates, each a fresh process``; or in how many, where one was continued or shared by two cards."""
-    return say("environment.replicates", e=of_effort(results))
+    return say("environment.replicates", e=of_effort(results, shape))
 
 
 def interval_words(results: Results) -> str:

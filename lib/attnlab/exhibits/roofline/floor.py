@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.baseline.figures import SWEEPS, dashed, drawn
@@ -20,7 +21,7 @@ from attnlab.infer.results import Results
 from attnlab.study.implementations import E4M3, in_fp8
 from attnlab.study.shapes import Shape
 
-PANEL_INCHES = 1.6
+PANEL_INCHES = 1.4
 """How high a panel of the roofline is: its throughputs span several powers of ten."""
 
 
@@ -74,6 +75,7 @@ def roofline(results: Results) -> Figure:
     first.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
     plain_logarithm(first.yaxis)
     plain_logarithm(first.xaxis)
+    first.xaxis.set_major_locator(LogLocator(base=100))  # more labels would touch those of the next panel
     if ceilings:
         drawing.legend(handles=ceilings, loc="outside upper center", ncols=2)
     said = say("roofline.highest", row=rows.loc[rows["throughput_tflops"].idxmax()], dtype=dtype)

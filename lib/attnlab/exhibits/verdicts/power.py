@@ -52,7 +52,7 @@ def brief(results: Results) -> Table:
     taken = cards or effort(results).replicates
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
-    shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
+    shares = _of(replicates)
     smallest, *_ = FOUND.values()
     frame = shares.drop(columns=[EQUIVALENT, smallest]).rename_axis("samples").reset_index()
     return Table(
@@ -60,6 +60,7 @@ def brief(results: Results) -> Table:
         say(
             "verdicts.calibration_brief",
             worst=shares[WRONG].max(),
+            worst_of_others={number: _of(number)[WRONG].max() for number in several if number != replicates > 1},
             replicates=replicates,
             rounds=simulation.ROUNDS[replicates],
             here=[*([f"{cards} cards"] if cards else []), f"{results.study.samples} rounds"],
@@ -67,6 +68,11 @@ def brief(results: Results) -> Table:
         "All kinds and counts of replicates are in [](#verdicts.calibration).",
         shows=SHOWS,
     )
+
+
+def _of(replicates: int) -> pd.DataFrame:
+    """The shares of one process, or of several that differ."""
+    return _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
 
 
 def _shares() -> pd.DataFrame:

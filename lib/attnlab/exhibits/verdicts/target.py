@@ -191,7 +191,7 @@ def statement(results: Results, shape: Shape) -> Prose:
             gain=in_percent(found.verdict.speedup),
             magnitude=stats.magnitude(found.verdict.delta),
             samples=results.row(name, shape)["samples"],
-            effort=replicate_words(results),
+            effort=replicate_words(results, shape),
             timing=results.headline,
             others={timing: other for timing, other in found.under.items() if timing != results.headline},
             regime=regime,

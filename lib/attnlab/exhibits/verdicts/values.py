@@ -112,7 +112,7 @@ def _grid(medians: pd.DataFrame) -> Drawing:
     """Medians in cells, coloured by their ratio to the first of their row."""
     ratios = np.log2(medians.div(medians.iloc[:, 0], axis=0))
     rows, columns = medians.shape
-    drawing, axes = plt.subplots(figsize=(1.4 + 0.34 * columns, 1.2 + 0.15 * rows))
+    drawing, axes = plt.subplots(figsize=(min(6.5, 1.4 + 0.34 * columns), 1.2 + 0.15 * rows))
     reach = np.log2(STRETCH)
     # Not an image: the colours of an image don't follow the page's theme, and the numbers on it do.
     axes.pcolor(np.arange(columns), np.arange(rows), ratios, cmap=COLOURS, vmin=-reach, vmax=reach, edgecolors="face")

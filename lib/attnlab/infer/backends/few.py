@@ -57,14 +57,9 @@ def distinct(found: Sequence[Shape]) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Group(Leads):
-    """The leads of `kernel.best` over the fastest of SDPA's backends and the peers with one query, or with several.
-
-    Attributes:
-        shapes: all that were timed, with those at which there is no lead.
-    """
+    """The leads of `kernel.best` over the fastest of SDPA's backends and the peers with one query, or with several."""
 
     results: Results
-    shapes: list[Shape]
 
     @property
     def queries(self) -> Ends:
@@ -93,7 +88,7 @@ class Group(Leads):
 
     def _gbs(self, names: list[str]) -> Ends | None:
         of = self.results
-        there = [shape for shape in self.shapes if not of.ceilings.fits(shape) and set(names) & set(of.at(shape).index)]
+        there = [shape for shape in self.by_shape if not of.ceilings.fits(shape)]
         rates = [of.value(of.fastest(shape, among=names), shape, "bandwidth_gbs") for shape in there]
         return ends(rates) if rates else None
 
@@ -115,5 +110,5 @@ def groups(results: Results) -> list[Group]:
     for several in (False, True):
         some = [shape for shape in distinct(shapes(results)) if (shape.seq_len > 1) is several]
         led = leads.under(results, results.headline, [shape for shape in some if shape not in lost])
-        found += [Group(results.headline, led, results, some)] if led else []
+        found += [Group(results.headline, led, results)] if led else []
     return found

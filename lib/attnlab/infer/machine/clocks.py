@@ -10,6 +10,7 @@ from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs.schema import is_of
+from attnlab.study.implementations import FALLBACK, SDPA
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -68,12 +69,14 @@ class Outside:
         baseline_us, candidate_us: of the baseline and of a candidate.
         lead_us: by how much less the candidate takes by `device`.
         beside: what the baseline's call has on the device beside its longest kernel, by the profiler's names.
+        chosen: SDPA's backend that runs the same kernel, where PyTorch chooses one for the baseline.
     """
 
     baseline_us: float
     candidate_us: float
     lead_us: float
     beside: list[str]
+    chosen: str | None
 
     @property
     def pct(self) -> float:
@@ -94,8 +97,11 @@ def outside(results: Results, candidate: str, shape: Shape) -> Outside | None:
     if lead_us <= 0:
         return None
     cases = results.run.cases
-    ran = cases[is_of(cases, shape) & (cases["implementation"] == names[0])]["kernels"]
-    return Outside(baseline_us, candidate_us, lead_us, next(iter(ran)).split("\n")[1:])
+    ran = cases[is_of(cases, shape)].drop_duplicates("implementation").set_index("implementation")["kernels"]
+    longest, *beside = ran[names[0]].split("\n")
+    backends = [name for name in SDPA if name in ran and name != names[0]] if names[0] == FALLBACK else []
+    chosen = next((name for name in backends if ran[name].split("\n")[0] == longest), None)
+    return Outside(baseline_us, candidate_us, lead_us, beside, chosen)
 
 
 class Farthest(NamedTuple):

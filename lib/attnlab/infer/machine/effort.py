@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 from attnlab.infer.results import Results
+from attnlab.runs.schema import is_of
+from attnlab.study.shapes import Shape
 
 
 class Effort(NamedTuple):
@@ -24,9 +26,11 @@ class Effort(NamedTuple):
     seconds: float
 
 
-def effort(results: Results) -> Effort:
-    """What was taken of the study of a run."""
+def effort(results: Results, shape: Shape | None = None) -> Effort:
+    """What was taken of the study of a run, or of one of its shapes."""
     asked, samples = results.study.replicates, results.run.samples
+    if shape is not None:
+        samples = samples[is_of(samples, shape)]
     closed = results.run.manifest.get("closed_early")
     processes = samples.groupby("replicate")["process"].nunique()
     seconds = float(samples.groupby("process")["started_s"].max().sum())

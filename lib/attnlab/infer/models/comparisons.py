@@ -1,8 +1,6 @@
 """Verdicts on `attend` against transformers' SDPA: times to the first token, and of each later one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -14,8 +12,6 @@ from attnlab.runs.models import Record
 from attnlab.runs.schema import FIRST, PHASES, STEPS
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
-
-DECISIONS: tuple[stats.Decision, ...] = get_args(stats.Decision)
 
 
 @dataclass(frozen=True)
@@ -48,14 +44,6 @@ def comparisons(record: Record) -> list[Comparison]:
         sdpa_us, ours_us = (stats.bootstrap_ci(side, tick=tick_us) for side in (sdpa, ours))
         found.append(Comparison(*place, sdpa_us, ours_us, verdict, effect))
     return found
-
-
-def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[Comparison]]]:
-    """The comparisons of each phase by what was decided; a phase has only decisions that it holds."""
-    phases: dict[str, dict[stats.Decision, list[Comparison]]] = {}
-    for one in sorted(found, key=lambda one: DECISIONS.index(one.verdict.decision)):
-        phases.setdefault(one.phase, {}).setdefault(one.verdict.decision, []).append(one)
-    return {phase: phases[phase] for phase in (*PHASES, *STEPS) if phase in phases}
 
 
 def milliseconds(workload: Workload, us: Interval) -> Interval:
