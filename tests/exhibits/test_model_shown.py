@@ -104,7 +104,8 @@ def test_records_of_unlike_models_are_shown_together(data):
     assert len(model.outputs(shown()).frame) == 3
     gained = model.gained(shown())
     assert [setting.split()[0] for setting in gained.frame["setting"]] == ["llama-64", "gpt2", "llama-128"]
-    assert "can be told in steps of a graph. `other`, of llama-64: random weights" in gained.note
+    assert " % in steps of a graph, " in gained.note
+    assert " % elsewhere. `other`, of llama-64: random weights" in gained.note
     write("newer", created="2026-11-24")
     assert [record.manifest.name for record in models.newest(GPU)] == ["newer", "other"]
 
