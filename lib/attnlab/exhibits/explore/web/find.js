@@ -104,7 +104,7 @@ function found(explorer) {
     rows = nearest(state, here, { ...wanted, passed });
   if (!rows.length)
     return [...refused, notice(`No run here has a latency${wanted.fp8 ? " in FP8" : ""} under this clock and cache.`)];
-  const among = passed.length ? ` Left out, as they aren't chosen: ${listed(passed)}.` : "",
+  const among = passed.length ? " Only the candidates that are chosen count, and the baseline." : "",
     ranked = `Ranked by each implementation's worst kind of values at a shape, ${state.shown.timings[state.timing].words}.${among}`,
     asked = unknown.length ? "Measured as far as that was understood" : "Measured as asked",
     exact = rows.filter(({ differs }) => !differs.length),
