@@ -230,7 +230,7 @@ def test_the_page_of_models_shows_the_record_that_was_made_on_the_device(tiny):
         ((name, *_),) = body(page, id)
         assert name == "tiny-llama"
     assert page.find(id="model.share")
-    assert "The record generated has random weights" in read(tiny, "report").get_text()
+    assert "generated, of tiny-llama: random weights" in read(tiny, "report").get_text()
 
 
 def test_a_notebook_takes_the_newest_run_of_its_study(tiny):

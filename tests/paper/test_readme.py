@@ -12,6 +12,7 @@ from published import RUN as PUBLISHED
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
+from attnlab.exhibits.baseline.figures import OF_SIZE, SWEEPS
 from attnlab.infer import cases
 from attnlab.infer.results import Results
 from attnlab.paper import readme
@@ -29,7 +30,7 @@ EVERY = pytest.mark.parametrize("block", readme.BLOCKS, ids=lambda block: block.
 
 @pytest.fixture(scope="module")
 def published() -> Results:
-    """What the blocks show of the published run: the target, it on other values, and both sweeps of lengths."""
+    """What the blocks show of the published run: the target, it on other values, and the sweeps of lengths."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATTNLAB_DATA", raising=False)
         run = read.load(PUBLISHED)
@@ -39,7 +40,7 @@ def published() -> Results:
     def there(shapes: set[Shape]) -> np.ndarray:
         return np.logical_or.reduce([is_of(samples, shape) for shape in shapes])
 
-    lengths = there({*study.sweep("seq_len"), *study.sweep("causal seq_len")})
+    lengths = there({shape for sweep in (*SWEEPS, *OF_SIZE) for shape in study.sweep(sweep)})
     part = replace(run, samples=samples[there(target) | (lengths & is_under(samples, study.timings[0]))])
     return Results(part, cases.infer(part))
 
@@ -86,8 +87,8 @@ def test_a_picture_is_what_the_command_draws(published, block):
     kept = curves((paths.ROOT / block.location(PUBLISHED)).read_text())
     drawn = curves(block.made(published)[1].svg.decode())
     assert [colour for colour, _ in kept] == [colour for colour, _ in drawn]
-    # Throughputs without and with the mask; the intervals of the ladder's bars.
-    assert len(kept) == (2 * len(LINES) if block is THROUGHPUT else len(timed(published) - {BEST}))
+    # Throughputs in four panels; the intervals of the ladder's bars.
+    assert len(kept) == (4 * len(LINES) if block is THROUGHPUT else len(timed(published) - {BEST}))
     for (_, ours), (_, theirs) in zip(kept, drawn, strict=True):
         assert ours == pytest.approx(theirs, abs=0.5)
 
