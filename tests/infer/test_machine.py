@@ -103,6 +103,9 @@ def test_replicates_and_processes_are_both_counted():
     again = run.samples.assign(process=run.samples["process"].mask(late, "p2"))
     found = effort(changed(inferred(), samples=again))
     assert (found.replicates, found.processes, found.divided) == (2, 3, 1)
+    shape = next(shape for shape in inferred().study.shapes if shape.seq_len == 256)
+    found = effort(changed(inferred(), samples=again), shape)  # whose samples come from two of the three
+    assert (found.replicates, found.processes, found.divided) == (2, 2, 0)
     closed = {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}}
     found = effort(changed(inferred(), manifest=closed))
     assert (found.replicates, found.asked) == (1, 2)
