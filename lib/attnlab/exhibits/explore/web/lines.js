@@ -32,7 +32,7 @@ function makeLines(explorer, part) {
   const width = Math.max(280, part.clientWidth || 600),
     height = Math.min(380, Math.max(260, 90 + 17 * lines.length)),
     longest = Math.max(...lines.map(({ name }) => name.length)),
-    room = Math.min(width * 0.36, 14 + 5.8 * Math.min(longest, 22));
+    room = Math.min(width * 0.36, 23 + 5.8 * Math.min(longest, 22));
   const [left, right, top, bottom] = [52, width - room, 24, height - 38];
   const each = (point) => (state.by === "replicate" ? point.replicates : []),
     ends = ({ value, low, high }) => [low ?? value, high ?? value];
@@ -139,7 +139,8 @@ function endLabels(explorer, lines, x, y, right, top, bottom) {
   return labels.map(({ name, at, wanted, from }) => {
     const d = `M${from.toFixed(1)},${wanted.toFixed(1)}L${right + 8},${at.toFixed(1)}`,
       short = name.length > 22 ? `${name.slice(0, 21)}…` : name;
-    const words = s("text", { x: right + 11, y: at + 3.5, class: "name" }, short, s("title", {}, name));
-    return s("g", { style: `color: ${explorer.colour(name)}` }, s("path", { class: "lead", d }), words);
+    const words = s("text", { x: right + 20, y: at + 3.5, class: "name" }, short, s("title", {}, name)),
+      key = s("rect", { x: right + 10, y: at - 3.5, width: 7, height: 7, fill: "currentColor" });
+    return s("g", { style: `color: ${explorer.colour(name)}` }, s("path", { class: "lead", d }), key, words);
   });
 }
