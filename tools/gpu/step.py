@@ -29,7 +29,7 @@ from attnlab.measure.subjects import attend, maps, model
 from attnlab.study.models import BASELINE, CANDIDATE, DEFAULTS, DTYPES, MODELS
 
 DEVICE = torch.device("cuda")
-REPLAYS, SHOWN, TOKENS = 20, 14, 33
+REPLAYS, SHOWN = 20, 14
 SHARED_BYTES = 200 * 1024
 SOURCE = """
 extern "C" __global__ void nothing(float* x) { if (x[0] > 1) x[1] = 0; }
@@ -63,7 +63,7 @@ def main(prompt: int, names: list[str]) -> None:
 
         def generate(way: str, made: Any = made, prompts: Tensor = prompts) -> None:
             made.set_attn_implementation(registered[way])
-            model.generate(made, prompts, TOKENS)
+            model.generate(made, prompts, DEFAULTS["cuda"]["tokens"])
 
         two = {way: steps[way] for way in ("SDPA", "attend")}
         for way in 2 * list(two):

@@ -40,16 +40,15 @@ def gained(results: Results) -> Table:
     """The speedup of `attend` at every setting, a column for each phase and step."""
     records, _ = _records(results)
     rows: dict[tuple[str, str], dict[str, object]] = {}
+    effects: dict[bool, list[float]] = {}
     for record in records:
         for one in comparisons(record):
-            name, setting = record.manifest.name, one.workload.label
-            row = rows.setdefault((name, setting), {"setting": setting})
+            setting = one.workload.label
+            row = rows.setdefault((record.manifest.name, setting), {"setting": setting})
             row[one.phase] = decisions.marked(one.verdict)
+            effects.setdefault(STEPS.get(one.phase) in GRAPHS, []).append(100 * one.smallest_effect)
     shares = [share for record in records for share in _shares_pct(record)]
     said = say("model.gained", baseline=BASELINE, candidate=CANDIDATE, shares_pct=shares)
-    effects: dict[bool, list[float]] = {}
-    for one in _comparisons(records):
-        effects.setdefault(STEPS.get(one.phase) in GRAPHS, []).append(100 * one.smallest_effect)
     replaced = [one.manifest.name for one in records if _is_replaced(one)]
     note = say("model.gained_note", manifests=[one.manifest for one in records], replaced=replaced, effects_pct=effects)
     return Table.of(list(rows.values()), said, note)

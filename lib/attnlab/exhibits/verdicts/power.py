@@ -52,7 +52,9 @@ def brief(results: Results) -> Table:
     taken = cards or effort(results).replicates
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
-    shares = _of(replicates)
+    simulated = _shares()
+    shares = _of(simulated, replicates)
+    others = [number for number in several if number != replicates] if replicates > 1 else []
     smallest, *_ = FOUND.values()
     frame = shares.drop(columns=[EQUIVALENT, smallest]).rename_axis("samples").reset_index()
     return Table(
@@ -60,7 +62,7 @@ def brief(results: Results) -> Table:
         say(
             "verdicts.calibration_brief",
             worst=shares[WRONG].max(),
-            worst_of_others={number: _of(number)[WRONG].max() for number in several if number != replicates > 1},
+            worst_of_others={number: _of(simulated, number)[WRONG].max() for number in others},
             replicates=replicates,
             rounds=simulation.ROUNDS[replicates],
             here=[*([f"{cards} cards"] if cards else []), f"{results.study.samples} rounds"],
@@ -70,9 +72,9 @@ def brief(results: Results) -> Table:
     )
 
 
-def _of(replicates: int) -> pd.DataFrame:
+def _of(shares: pd.DataFrame, replicates: int) -> pd.DataFrame:
     """The shares of one process, or of several that differ."""
-    return _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
+    return shares.xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
 
 
 def _shares() -> pd.DataFrame:
