@@ -27,7 +27,7 @@ B =
 MARKDOWN ?=
 FAIL_IF ?=
 
-PUBLISHED := h200-2026-11-27-main
+PUBLISHED := h200-2026-11-28-main
 CODE := lib tests tools benchmarks
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580

@@ -9,7 +9,7 @@ import synthetic
 from synthetic import ONE_BATCH, TARGET, Recipe, changed, inferred, lonely
 
 from attnlab.exhibits import cells
-from attnlab.exhibits.baseline import correctness, sweeps
+from attnlab.exhibits.baseline import correctness, figures, sweeps
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
 from attnlab.exhibits.quantities import Marked
@@ -202,6 +202,16 @@ def test_the_lengths_at_which_the_card_throttled_are_named():
     note = floor.floors(changed(inferred(), held), "seq_len", "sdpa.auto").note
     assert "At B=2 H=4 S=256 D=64 float16 the card throttled during more than half of the samples" in note
     assert "clock" not in floor.floors(lonely(), "seq_len", "sdpa.auto").note
+
+
+def test_the_lengths_at_which_the_card_throttled_are_shaded():
+    held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
+    shown, plain = figures.throughput(changed(inferred(), held)), figures.throughput(inferred())
+    [shade] = shown.figure.axes[0].patches
+    assert (shade.get_x(), shade.get_width()) == pytest.approx((256 / 2**0.5, 256 / 2**0.5))
+    assert "Shaded: the card throttled" in shown.caption
+    assert "Shaded" not in plain.caption
+    assert not plain.figure.axes[0].patches
 
 
 def test_the_roofline_says_what_limits_which_timing():

@@ -15,6 +15,8 @@ from attnlab.study.ladder import BEST, PREFIX
 SWEEPS = ("seq_len", "causal seq_len")
 OF_SIZE = ("head_dim 128 16384 tokens seq_len", "head_dim 128 16384 tokens causal seq_len")
 """Lengths as the papers of FlashAttention have them: at D = 128, with the same number of tokens at each."""
+ASIDE = 2**0.5
+"""How far a length's shade reaches to both sides, as a factor: lengths double."""
 LENGTH = "sequence length S, logarithmic"
 MIB = 2**20
 
@@ -43,6 +45,7 @@ def dashed(results: Results) -> str:
 def throughput(results: Results) -> Figure:
     """Throughput without and with the causal mask. Of a ladder with `kernel.best`, only that is drawn."""
     names, there = drawn(results), results.timed((*SWEEPS, *OF_SIZE))
+    held_back = set(results.held_back())
     drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False, figsize=(6.5, 2.8))
     for axes, sweep in zip(grid[0], there, strict=True):
         points = style.lines(results, sweep, "throughput_tflops")
@@ -51,6 +54,8 @@ def throughput(results: Results) -> Figure:
         shapes = results.study.sweep(sweep)
         axes.set_title(f"D={shapes[0].head_dim}{', causal' if shapes[0].causal else ''}")
         style.few_powers_of_two(axes, [shape.seq_len for shape in shapes])
+        for shape in held_back.intersection(shapes):
+            axes.axvspan(shape.seq_len / ASIDE, shape.seq_len * ASIDE, color="#e4e4e4", linewidth=0, zorder=0)
     grid[0][0].set(ylabel="throughput (TFLOP/s)")
     drawing.supxlabel(LENGTH, fontsize="medium")
     grid[0][0].set_ylim(bottom=0)
@@ -68,6 +73,7 @@ def throughput(results: Results) -> Figure:
             values=_values(results, there),
             timing=results.headline.words,
             causal=causal,
+            held_back=not held_back.isdisjoint(shape for sweep in there for shape in results.study.sweep(sweep)),
             tokens=next(
                 (shape.tokens for sweep in OF_SIZE if sweep in there for shape in results.study.sweep(sweep)), 0
             ),
