@@ -310,6 +310,8 @@ show("model.gained")
 # - **Clocks.** What `eager` reads depends on this host's processor and Python. A pair of events around nothing reads more than
 #   nothing; a warm `device` sample spreads that over its calls, a cold one carries it whole. In warm samples the call before
 #   hides part of `kernel.few`'s launch, and its instructions are in the caches, where a model runs other kernels between.
+#   The driver decides how far apart the kernels of a graph run, and not alike for all graphs of a process: by trials, GPT-2's
+#   step of one token loses by that.
 # - **Few replicates.** Student's $t$ over a handful of processes supposes medians that are roughly normal. A single replicate
 #   tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
 

@@ -1,7 +1,10 @@
 """Measuring on a cluster of CPU workers: what comes home, and whatever may go wrong on the way."""
 
+import asyncio
 import logging
+import multiprocessing
 import os
+import pickle
 import random
 import re
 import signal
@@ -10,10 +13,13 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import faulty
 import pandas as pd
@@ -372,7 +378,18 @@ def test_workers_without_the_device_are_refused(two, capsys):
         fleet.Fleet(client, "cuda")
     said = lines(capsys)
     assert len(said) == 2
-    assert all("UserError: cuda was asked for, but torch sees no NVIDIA GPU here" in line for line in said)
+    assert not [line for line in said if "UserError: cuda was asked for, but torch sees no NVIDIA GPU" not in line]
+
+
+def test_a_worker_answers_while_it_stops_what_nobody_waits_for(monkeypatch):
+    idle = SimpleNamespace(status=None, get_current_task=lambda: "task", state=SimpleNamespace(tasks={}))
+    monkeypatch.setattr(remote, "get_worker", lambda: idle)
+    with ThreadPoolExecutor() as threads:
+        answered = threads.submit(lambda: asyncio.run(remote.answer(time.sleep, 2)))
+        wait_until(multiprocessing.active_children)
+        ended = remote.carry_out(pickle.dumps(remote.Task(time.sleep, (3600,), {}, "")))
+        assert answered.result() is None
+    assert isinstance(ended.error, BrokenProcessPool)
 
 
 # Cards and processes

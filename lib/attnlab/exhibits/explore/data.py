@@ -27,7 +27,7 @@ Fewer = tuple[int | None, int | None]
 FEWER: tuple[Fewer, ...] = (
     *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12)),
     *((16, 12), (12, 12)),
-    *((most, most) for most in (8, 6, 4, 2, 1)),
+    *((most, most) for most in (8, 6, 4)),
 )
 """At most so many samples of a replicate of the run are sent, and of the others': the first of these that fit."""
 MOST_BYTES = 2_600_000

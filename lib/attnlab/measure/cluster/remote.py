@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from attnlab.runs.schema import PARTS, of_shape
 from attnlab.runs.write import LAST
 
 POLL_S = 0.1
+_ALONE = threading.Lock()
+"""Who stops a task ends all processes of this worker: none that answers may be among them."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ async def answer(call: Callable[..., Any], *arguments: Any) -> Any:
     """The value of a call in a fresh process, while this worker goes on telling the scheduler that it is there."""
 
     def called() -> Any:
-        with _fresh_process({}) as pool:
+        with _ALONE, _fresh_process({}) as pool:
             return pool.submit(call, *arguments).result()
 
     return await asyncio.to_thread(called)
@@ -73,7 +76,8 @@ def carry_out(packed: bytes) -> Outcome:
                     worker.log_event(task.topic, (task.arguments[0].run, list(_contents(whole).items())))
                     sent |= whole.keys()
             if not doing.done():
-                processes.stop(pool)
+                with _ALONE:
+                    processes.stop(pool)
         error = doing.exception()
         blocks = _contents(_recorded(folder, task.files))
         return Outcome(None if error else doing.result(), error, blocks)
