@@ -73,9 +73,9 @@ show("environment.timings")
 # %% [markdown]
 # ## Is the clock right?
 #
-# The same calls, from microseconds to milliseconds, by five clocks: ours, CUPTI through PyTorch's profiler, Triton's,
-# NVIDIA's NVBench, and Nsight Compute. The table gives the reason for each difference. Samples are of values
-# that no implementation has seen before; where our clock also timed calls that repeat the same values, the difference is
+# The same calls, from microseconds to milliseconds, by those of five clocks that the machine has: ours, CUPTI through
+# PyTorch's profiler, Triton's, NVIDIA's NVBench, and Nsight Compute. The table gives the reason for each difference. Samples
+# are of values that no implementation has seen before; where our clock also timed calls that repeat the same values, the difference is
 # what that costs an honest call, and latencies are not claimed to be more exact.
 
 # %%

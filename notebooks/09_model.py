@@ -31,7 +31,8 @@ show
 # ## What is gained
 #
 # A user waits for the first token while the model reads the whole prompt: queries are many, and attention grows with the
-# square of the length. Each later token is one query over the cache of keys and values.
+# square of the length. Each later token is one query over the cache of keys and values. Steps under a CUDA graph also differ
+# by how far apart the driver runs a graph's kernels (`docs/models.md`).
 
 # %%
 show("model.gained")

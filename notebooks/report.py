@@ -285,8 +285,9 @@ show("roofline.literature.shares")
 # A faster kernel need not make a faster model. Models of Hugging Face transformers generate text with `attnlab.attend`, which
 # chooses for each shape by a table that a run made, in place of the SDPA that they call by themselves. Steps of one token, or of
 # a draft of eight, read a static cache of the prompt. There transformers gives its SDPA a mask over the whole cache and copies
-# of heads that share keys, and `attend` the number of keys in use: what steps gain is not a kernel's alone.
-# [09_model](09_model.html) has the times.
+# of heads that share keys, and `attend` the number of keys in use: what steps gain is not a kernel's alone. The driver decides
+# how far apart the kernels of a graph run, and not alike for all graphs of a process: by trials, GPT-2's step of one token
+# loses by that, and takes less time with `attend` where both graphs run alike. [09_model](09_model.html) has the times.
 
 # %%
 show("model.gained")
@@ -310,8 +311,6 @@ show("model.gained")
 # - **Clocks.** What `eager` reads depends on this host's processor and Python. A pair of events around nothing reads more than
 #   nothing; a warm `device` sample spreads that over its calls, a cold one carries it whole. In warm samples the call before
 #   hides part of `kernel.few`'s launch, and its instructions are in the caches, where a model runs other kernels between.
-#   The driver decides how far apart the kernels of a graph run, and not alike for all graphs of a process: by trials, GPT-2's
-#   step of one token loses by that.
 # - **Few replicates.** Student's $t$ over a handful of processes supposes medians that are roughly normal. A single replicate
 #   tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
 

@@ -211,7 +211,10 @@ def test_replicates_on_another_card_are_told_from_those_on_the_same(names, card,
     rows = [PROCESS | {"process": f"p{place}", "replicate": place, "card": name} for place, name in enumerate(names)]
     processes = pd.DataFrame(rows)
     processes.loc[processes["card"] == "b", "power_limit_w"] = 600.0
-    shown = machine.machine_table(of(processes=processes))
+    idle = PROCESS | {"process": "p3", "replicate": 0, "card": "of no sample"}
+    samples = inferred().run.samples
+    samples = samples.assign(process=samples["process"].mask(samples["round"] == 0, "p2"))
+    shown = machine.machine_table(of(processes=pd.concat([processes, pd.DataFrame([idle])]), samples=samples))
     told, places = values(shown), ("replicates 0 and 1", "replicate 2")
     assert told.get("card") == (card and card.format(*places))
     assert told["power limit"] == limit.format(*places)

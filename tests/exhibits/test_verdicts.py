@@ -262,7 +262,7 @@ def test_on_several_cards_calibration_in_brief_is_that_of_as_many_processes():
     run = synthetic.infer(synthetic.Recipe(study=study, cards=tuple((f"{number % 3}", 1.0) for number in range(6))))
     brief = Show(run)("verdicts.calibration.brief").content
     assert (
-        f"each run of 3 processes that differ and 24 rounds; this run has 3 cards and {synthetic.ROUNDS}"
+        f"each run of 3 processes that differ and 24 rounds; this run has 3 cards a shape and {synthetic.ROUNDS}"
         in brief.caption
     )
 

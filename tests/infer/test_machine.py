@@ -65,6 +65,16 @@ def test_intervals_are_over_cards_where_there_are_enough(two):
     assert (median.high - median.low) / 2 == pytest.approx(4.303 * np.std(medians, ddof=1) / np.sqrt(3), rel=0.01)
 
 
+def test_intervals_hold_for_as_many_cards_as_each_shape_was_timed_on(two):
+    several = synthetic.infer(Recipe(study={"replicates": 6}, cards=SEVERAL.cards))
+    samples = several.run.samples
+    elsewhere = samples["clock"].eq("eager") & samples["replicate"].isin([2, 5])
+    assert (several.over_cards, two.over_cards) == ([3], [])
+    assert changed(several, samples=samples[~elsewhere]).over_cards == []
+    named = several.run.processes.assign(card=list("abcdbc"))
+    assert changed(several, samples=samples[~elsewhere], processes=named).over_cards == [3, 4]
+
+
 def test_the_launch_gap_is_the_difference_of_the_clocks():
     found = launch_gaps(inferred())
     assert [(gap.shape, gap.device_us) for gap in found] == [

@@ -189,7 +189,7 @@ class Records:
             return {"comparisons": 0, "why": NO_CONTROL}
         return {
             "comparisons": found.comparisons,
-            "called_faster_or_slower": found.wrong,
+            "called_faster_or_slower": len(found.wrong),
             "rate": found.rate.estimate,
             "rate_low": found.rate.low,
             "rate_high": found.rate.high,

@@ -19,13 +19,13 @@ class FalsePositives(NamedTuple):
     """How often a run told its baseline from itself.
 
     Attributes:
-        wrong: how many of the `comparisons`, one per shape and timing, found it faster or slower.
+        wrong: where it was found faster or slower, of as many `comparisons`, one per shape and timing.
         apart: in how many the interval of the ratio excludes 1.
         rate: the share of the wrong ones with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It
             takes the comparisons for independent.
     """
 
-    wrong: int
+    wrong: list[Place]
     apart: int
     comparisons: int
     rate: stats.Interval

@@ -13,13 +13,13 @@ from attnlab.infer import stats
 from attnlab.infer.cases import (
     AXES,
     CASE,
+    LEAST_CARDS,
     NO_SAMPLES,
     TIMING,
     Samples,
     by_card,
     by_case,
     cards_of,
-    enough,
     independent,
     passed_samples,
 )
@@ -199,10 +199,15 @@ class Lookup:
         """The card of each process, where the run used several; empty where it used one, or doesn't say."""
         return cards_of(self.run)
 
-    @property
-    def over_cards(self) -> int:
-        """How many cards intervals are over, and so hold for others like them; 0 where they are over replicates."""
-        return len(self.run.cards) if enough(self.cards.values()) else 0
+    @cached_property
+    def over_cards(self) -> list[int]:
+        """How many cards intervals are over, and so hold for others like them: each number that there is, in order.
+
+        Empty where those of any shape are over replicates.
+        """
+        taken = self.passed[[*AXES, *TIMING]].assign(card=self.passed["process"].map(self.cards))
+        counts = sorted(map(int, taken.groupby([*AXES, *TIMING])["card"].nunique().unique()))
+        return counts if counts and counts[0] >= LEAST_CARDS else []
 
     @cached_property
     def passed(self) -> pd.DataFrame:

@@ -172,15 +172,14 @@ class Results(Lookup):
 
         Raises NotMeasured where the run has no control anywhere.
         """
-        controls = [family.control for family in self.families.values() if family.control]
-        decisions = [control.decision for control in controls]
-        if not decisions:
+        controls = {place: family.control for place, family in self.families.items() if family.control}
+        if not controls:
             raise NotMeasured(NO_CONTROL)
-        wrong = sum(decision in ("faster", "slower") for decision in decisions)
-        exact = scipy.stats.binomtest(wrong, len(decisions)).proportion_ci(CONFIDENCE, method="exact")
-        rate = stats.Interval(wrong / len(decisions), float(exact.low), float(exact.high))
-        apart = sum(not control.speedup.holds(1) for control in controls)
-        return FalsePositives(wrong, apart, len(decisions), rate)
+        wrong = [place for place, control in controls.items() if control.decision in ("faster", "slower")]
+        exact = scipy.stats.binomtest(len(wrong), len(controls)).proportion_ci(CONFIDENCE, method="exact")
+        rate = stats.Interval(len(wrong) / len(controls), float(exact.low), float(exact.high))
+        apart = sum(not control.speedup.holds(1) for control in controls.values())
+        return FalsePositives(wrong, apart, len(controls), rate)
 
     def _smallest(self, shape: Shape, timing: Timing | None) -> float:
         """The minimum detectable effect at a place; 0 without a control."""

@@ -54,7 +54,7 @@ def throughput(results: Results) -> Figure:
         shapes = results.study.sweep(sweep)
         axes.set_title(f"D={shapes[0].head_dim}{', causal' if shapes[0].causal else ''}")
         style.few_powers_of_two(axes, [shape.seq_len for shape in shapes])
-        for shape in held_back.intersection(shapes):
+        for shape in filter(held_back.__contains__, shapes):
             axes.axvspan(shape.seq_len / ASIDE, shape.seq_len * ASIDE, color="#e4e4e4", linewidth=0, zorder=0)
     grid[0][0].set(ylabel="throughput (TFLOP/s)")
     drawing.supxlabel(LENGTH, fontsize="medium")

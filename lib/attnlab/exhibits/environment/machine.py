@@ -166,8 +166,9 @@ def _of_processes(results: Results, column: str) -> str:
 
 
 def _replicates_by(results: Results, column: str) -> dict[Any, list[int]]:
-    """The replicates by what their processes recorded in a column; without those that recorded nothing."""
-    known = results.run.processes.dropna(subset=[column])
+    """The replicates by what the processes of their samples recorded in a column, where they recorded anything."""
+    processes = results.run.processes
+    known = processes[processes["process"].isin(results.run.samples["process"])].dropna(subset=[column])
     known = known[known[column] != ""]
     return {value: sorted(set(rows["replicate"])) for value, rows in known.groupby(column, sort=False)}
 

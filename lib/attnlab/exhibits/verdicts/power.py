@@ -49,7 +49,7 @@ def brief(results: Results) -> Table:
     On several cards, a card is what is independent, as a process is there.
     """
     cards, (one, *several) = results.over_cards, simulation.REPLICATES
-    taken = cards or effort(results).replicates
+    taken = min(cards, default=effort(results).replicates)
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
     simulated = _shares()
@@ -65,7 +65,8 @@ def brief(results: Results) -> Table:
             worst_of_others={number: _of(simulated, number)[WRONG].max() for number in others},
             replicates=replicates,
             rounds=simulation.ROUNDS[replicates],
-            here=[*([f"{cards} cards"] if cards else []), f"{results.study.samples} rounds"],
+            cards=cards,
+            samples=results.study.samples,
         ),
         "All kinds and counts of replicates are in [](#verdicts.calibration).",
         shows=SHOWS,
@@ -114,6 +115,7 @@ def false_positives(results: Results) -> Prose:
         "verdicts.false_positives",
         baseline=results.study.baseline,
         found=found,
+        shapes=list(dict.fromkeys(shape for shape, _ in found.wrong)),
         effects_pct=effects_pct,
         too_large=sum(effect > 100 * EQUIVALENCE_MARGIN for effect in effects_pct),
     )
