@@ -491,7 +491,9 @@ def test_what_was_found_beyond_a_dozen_is_folded_away_and_counted(explorer):
     assert part.locator("tbody").first.locator("tr").count() == 12
     more = int(part.locator("summary").inner_text().removesuffix(" more"))
     part.locator("summary").click()
-    assert part.locator("details tbody tr").count() == more
+    rows = part.locator("details tbody tr")
+    rows.last.wait_for()  # they are drawn once the browser tells of the click
+    assert rows.count() == more
 
 
 def test_the_baseline_that_is_chosen_stays_with_a_shape_that_was_found(visit, pages):
