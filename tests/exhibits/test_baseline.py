@@ -197,16 +197,20 @@ def test_a_rate_above_a_ceiling_marks_the_speed_of_light():
     assert not [cell for cell in others if isinstance(cell, Marked)]
 
 
+def held_back_at(length: int) -> Results:
+    """The ordinary run, but that the card throttled during 51 % of the samples of a length."""
+    table = inferred().table
+    return changed(inferred(), table.assign(throttled_pct=np.where(table["seq_len"] == length, 51.0, 0.0)))
+
+
 def test_the_lengths_at_which_the_card_throttled_are_named():
-    held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
-    note = floor.floors(changed(inferred(), held), "seq_len", "sdpa.auto").note
+    note = floor.floors(held_back_at(256), "seq_len", "sdpa.auto").note
     assert "At B=2 H=4 S=256 D=64 float16 the card throttled during more than half of the samples" in note
     assert "clock" not in floor.floors(lonely(), "seq_len", "sdpa.auto").note
 
 
 def test_the_lengths_at_which_the_card_throttled_are_shaded():
-    held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
-    shown, plain = figures.throughput(changed(inferred(), held)), figures.throughput(inferred())
+    shown, plain = figures.throughput(held_back_at(256)), figures.throughput(inferred())
     [shade] = shown.figure.axes[0].patches
     assert (shade.get_x(), shade.get_width()) == pytest.approx((256 / 2**0.5, 256 / 2**0.5))
     assert "Shaded: the card throttled" in shown.caption

@@ -134,8 +134,11 @@ def test_a_run_shows_its_controls():
     at_target = table.frame.set_index("shape").loc["(2, 4, 128, 64) float16"]
     assert at_target["smallest_effect_pct"] == 100 * of.smallest_effect(synthetic.TARGET)
     told = power.false_positives(of).markdown
-    assert "at 16 places (shape and timing) and called it faster or slower at 16 of them (B=" in told
-    assert "): 100.0 % [79.4, 100.0] (Clopper and Pearson" in told
+    assert (
+        "at 16 places (shape and timing) and called it faster or slower at 16 of them (B=2 H=4 S=32 and 256; "
+        "B=2 H=4 S=64 and 128, with and without the causal mask; B=1 H=4 S=128; B=2 H=8 S=128 (each D=64 float16)): "
+        "100.0 % [79.4, 100.0]"
+    ) in told
     missing = "*This run did not measure its baseline against itself, so how often its verdicts err is unknown.*"
     of = synthetic.inferred()
     assert power.controls(of).markdown == power.false_positives(of).markdown == missing

@@ -13,13 +13,13 @@ from attnlab.infer import stats
 from attnlab.infer.cases import (
     AXES,
     CASE,
-    LEAST_CARDS,
     NO_SAMPLES,
     TIMING,
     Samples,
     by_card,
     by_case,
     cards_of,
+    enough,
     independent,
     passed_samples,
 )
@@ -206,8 +206,8 @@ class Lookup:
         Empty where those of any shape are over replicates.
         """
         taken = self.passed[[*AXES, *TIMING]].assign(card=self.passed["process"].map(self.cards))
-        counts = sorted(map(int, taken.groupby([*AXES, *TIMING])["card"].nunique().unique()))
-        return counts if counts and counts[0] >= LEAST_CARDS else []
+        places = [set(cards.dropna()) for _, cards in taken.groupby([*AXES, *TIMING])["card"]]
+        return sorted(set(map(len, places))) if all(map(enough, places)) else []
 
     @cached_property
     def passed(self) -> pd.DataFrame:

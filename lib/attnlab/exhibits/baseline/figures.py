@@ -45,7 +45,8 @@ def dashed(results: Results) -> str:
 def throughput(results: Results) -> Figure:
     """Throughput without and with the causal mask. Of a ladder with `kernel.best`, only that is drawn."""
     names, there = drawn(results), results.timed((*SWEEPS, *OF_SIZE))
-    held_back = set(results.held_back())
+    every = [shape for sweep in there for shape in results.study.sweep(sweep)]
+    held_back = set(results.held_back()).intersection(every)
     drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False, figsize=(6.5, 2.8))
     for axes, sweep in zip(grid[0], there, strict=True):
         points = style.lines(results, sweep, "throughput_tflops")
@@ -70,21 +71,16 @@ def throughput(results: Results) -> Figure:
             "baseline.throughput",
             row=row,
             where=where,
-            values=_values(results, there),
+            values=list(dict.fromkeys(shape.values for shape in every)),
             timing=results.headline.words,
             causal=causal,
-            held_back=not held_back.isdisjoint(shape for sweep in there for shape in results.study.sweep(sweep)),
+            held_back=bool(held_back),
             tokens=next(
                 (shape.tokens for sweep in OF_SIZE if sweep in there for shape in results.study.sweep(sweep)), 0
             ),
         ),
         "Line plots of throughput in TFLOP/s over sequence length S, a line for each implementation.",
     )
-
-
-def _values(results: Results, sweeps: list[str]) -> list[str]:
-    """The kinds of values of some sweeps, each once."""
-    return list(dict.fromkeys(shape.values for sweep in sweeps for shape in results.study.sweep(sweep)))
 
 
 def drawn(results: Results) -> list[str]:

@@ -135,6 +135,8 @@ def machine_table(results: Results) -> Table:
     """The machine that measured."""
     manifest, environment = results.run.manifest, results.run.manifest["environment"]
     device, card = manifest["device"], environment["card"]
+    processes = results.run.processes
+    processes = processes[processes["process"].isin(results.run.samples["process"].unique())]
     rows = {
         "device": device["name"],
         "compute capability": device.get("compute_capability"),
@@ -144,7 +146,7 @@ def machine_table(results: Results) -> Table:
         "memory": f"{formats.number(device['memory_bytes'] / 2**30)} GiB",
         "highest SM clock": _with_unit(card.get("sm_clock_max_mhz"), "MHz"),
         "power limit": _with_unit(card.get("power_limit_w"), "W"),
-        **{title: words for column, title in SETTINGS.items() if (words := _of_processes(results, column))},
+        **{title: words for column, title in SETTINGS.items() if (words := _of_processes(processes, column))},
         "driver": environment["driver"],
         "CUDA, cuDNN": f"{environment['cuda']}, {formats.cudnn(environment['cudnn'])}",
         "PyTorch": environment["packages"]["torch"],
@@ -154,21 +156,20 @@ def machine_table(results: Results) -> Table:
     known = [(key, value) for key, value in rows.items() if value not in (None, "")]
     frame = pd.DataFrame(known, columns=["", "value"])
     caption = f"All samples are of {device_words(results)}: the machine, as recorded in the run."
-    return Table(frame, caption, say("environment.same_card", cards=len(_replicates_by(results, "card"))))
+    return Table(frame, caption, say("environment.same_card", cards=len(_replicates_by(processes, "card"))))
 
 
-def _of_processes(results: Results, column: str) -> str:
+def _of_processes(processes: pd.DataFrame, column: str) -> str:
     """What the processes recorded in a column; where they differ, with the replicates of each."""
-    groups = {_setting(column, value): numbers for value, numbers in _replicates_by(results, column).items()}
+    groups = {_setting(column, value): numbers for value, numbers in _replicates_by(processes, column).items()}
     if len(groups) < 2:
         return "".join(groups)
     return "; ".join(f"{value} ({_numbered(numbers)})" for value, numbers in groups.items())
 
 
-def _replicates_by(results: Results, column: str) -> dict[Any, list[int]]:
-    """The replicates by what the processes of their samples recorded in a column, where they recorded anything."""
-    processes = results.run.processes
-    known = processes[processes["process"].isin(results.run.samples["process"])].dropna(subset=[column])
+def _replicates_by(processes: pd.DataFrame, column: str) -> dict[Any, list[int]]:
+    """The replicates by what their processes recorded in a column; without those that recorded nothing."""
+    known = processes.dropna(subset=[column])
     known = known[known[column] != ""]
     return {value: sorted(set(rows["replicate"])) for value, rows in known.groupby(column, sort=False)}
 

@@ -26,10 +26,12 @@ from attnlab.runs import rules
 Fewer = tuple[int | None, int | None]
 FEWER: tuple[Fewer, ...] = (
     *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12)),
-    *((16, 12), (12, 12)),
-    *((most, most) for most in (8, 6, 4)),
+    *((16, 12), (12, 12), (8, 8), (6, 6), (4, 4)),
 )
-"""At most so many samples of a replicate of the run are sent, and of the others': the first of these that fit."""
+"""At most so many samples of a replicate of the run are sent, and of the others': the first of these that fit.
+
+Four at the least: with fewer there is no curve to see, and a run of the others is left out before.
+"""
 MOST_BYTES = 2_600_000
 """As base64, a third more, and with the code beside it a page stays below 3.6 MB."""
 

@@ -49,7 +49,7 @@ def brief(results: Results) -> Table:
     On several cards, a card is what is independent, as a process is there.
     """
     cards, (one, *several) = results.over_cards, simulation.REPLICATES
-    taken = min(cards, default=effort(results).replicates)
+    taken = min(cards) if cards else effort(results).replicates
     fewer = (number for number in several if number <= taken)
     replicates = max(fewer, default=several[0]) if taken > 1 else one
     simulated = _shares()
