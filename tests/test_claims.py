@@ -88,7 +88,7 @@ def claims() -> list[str]:
         f"takes {device.mean_pct:.2g} % longer than the fastest in the mean, and {device.worst_pct:.2g} % at the worst",
         f"the lead at {other.shapes} such shapes is {other.lead:.2f} by the device clock",
         f"and {other_eager.lead:.2f} by the eager one, but",
-        f"at the worst shape {other.least_lead:.2f} (`h100-grid-1`)",
+        f"at the worst shape {other.least_lead:.2f} (`h100-grid-1`, `h100-grid-2`)",
         f"takes {other.mean_pct:.2g} % longer than the fastest in the mean, and {other.worst_pct:.2g} % at the worst",
         f"up to {in_ten} in ten of its verdicts err",
         "a speedup of exactly 1 and $p = 1$",

@@ -246,13 +246,6 @@ def test_a_kind_that_is_added_later_is_in_no_run_that_was_recorded_before(data, 
         assert [shape.values for shape in studies.recorded(manifest).shapes] == list(kinds)
 
 
-def test_all_of_a_published_run_is_what_it_was_measured_on(monkeypatch):
-    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
-    manifest = read.read_manifest("h200-2026-11-24")
-    assert '"all"' in (paths.ROOT / "data" / "h200-2026-11-24" / "manifest.json").read_text()
-    assert {shape.values for shape in studies.recorded(manifest).shapes} == set(values.RECORDED_ALL)
-
-
 def test_what_is_tracked_can_still_be_read(monkeypatch):
     monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
     records = read.names(schema.OF_MODELS)
