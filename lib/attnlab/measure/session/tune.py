@@ -43,8 +43,8 @@ SEQ_LENS = (56, 80, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there; and one for a little over 64."""
 HEADS = ((3, 8), (9, 7), (18, 7), (30, 8))
 """Batch and heads, dense enough that what fills the device at one fills it nearby."""
-MANY_HEADS = ((40, 30),)
-"""So many that at short lengths a call takes longer than its launch; at the longest, fewer fill the device as well."""
+DENSE = [*product(HEADS, SEQ_LENS), *(((40, 30), seq_len) for seq_len in SEQ_LENS[:10])]
+"""Of 1,200 heads a call takes longer than its launch at any length; at the longest, 240 fill the device as well."""
 FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
     (batch, 32, 8, queries, keys)
     for batch, queries in (
@@ -66,9 +66,7 @@ CHUNKS = [
 the device."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
-    for head_dim, causal, ((batch, heads), seq_len) in product(
-        (64, 128), (False, True), [*product(HEADS, SEQ_LENS), *product(MANY_HEADS, SEQ_LENS[:10])]
-    )
+    for head_dim, causal, ((batch, heads), seq_len) in product((64, 128), (False, True), DENSE)
 ] + [
     Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=keys)
     for head_dim, causal, (batch, heads, kv_heads, queries, keys) in product((64, 128), (False, True), [*FEW, *CHUNKS])
