@@ -101,6 +101,7 @@ def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels,
     made = tuned(choice(), views)
     assert made.choice(Shape(1, 8, 512, 64)).tile == "long"
     assert made.choice(Shape(1, 8, 512, 64, **special)) == views
+    assert made.choice(Shape(1, 8, 512, 64, values="rising 24")) == made.choice(Shape(1, 8, 512, 64)) == choice()
 
 
 FEW = {"seq_len": 1, "kv_len": 1000, "heads": 8, "kv_heads": 2}

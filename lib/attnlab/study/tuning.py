@@ -153,12 +153,14 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
     def choice(self, shape: Shape) -> Choice:
         """Of the choices at the nearest shape of the same head_dim and mask, the one expected to be the fastest here.
 
-        Only instances count that serve this number of keys, and this layout, these heads and this scale. Where keys may
-        be split, choices at such shapes come first, if there are any; the tile is then one for these rows.
+        Only instances count that serve this number of keys, and this layout, these heads and this scale, whatever the
+        values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
+        these rows.
 
         Raises:
             UserError: there is none, or a kernel changed since.
         """
+        shape = shape.plain
         for split in (True, False) if packed_rows(shape, self.multiprocessors) else (False,):
             alike = self._alike.get((shape.head_dim, shape.causal, split), {}).values()
             if chosen := self._nearest(shape, sorted(alike, key=lambda near: near[0].distance(shape))):

@@ -215,7 +215,7 @@ def _would_launch(tuned: Tuning, known: Mapping[str, str], row: Row) -> bool:
     """Whether a tuning chooses what was launched by a row of the table ``resources``, of a source that is known."""
     shape = shape_of(row)
     try:
-        rung, tile = tuned.instance(tuned.choice(shape.plain))
+        rung, tile = tuned.instance(tuned.choice(shape))
     except UserError:
         return False
     same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
