@@ -1,0 +1,38 @@
+"""Print a study of the shapes that a device's dispatch table lacks, or where `kernel.best` runs something else since.
+
+``python tools/gpu/lacking.py 'NVIDIA H200' --seed 20261130 --drawn 40 > anew.yaml`` takes shapes and all else from the
+study `dispatch`, and draws as many fresh shapes by that seed, to judge by. After ``make measure STUDY=anew.yaml``, its
+run joins the others in ``make dispatch RUN=... REPLACE=1``.
+"""
+
+import argparse
+
+import yaml
+
+from attnlab.base import paths
+from attnlab.infer.choices import axes
+from attnlab.runs import dispatch
+from attnlab.study import studies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", help="its name, as the table states it")
+    parser.add_argument("--seed", type=int, required=True, help="that no run of the table drew by")
+    parser.add_argument("--drawn", type=int, default=40)
+    arguments = parser.parse_args()
+    made = dispatch.load(dispatch.path(arguments.device), arguments.device)
+    study = studies.load("dispatch")
+    swept = dict.fromkeys(shape for name in study.sweeps for shape in study.sweep(name))
+    lacking = [shape for shape in swept if not made.still_runs(shape)]
+    if not lacking:
+        raise SystemExit(f"the dispatch table of {arguments.device} lacks no shape: it needs no new run")
+    of = yaml.safe_load((paths.ROOT / "studies" / "dispatch.yaml").read_text())
+    of |= {"title": f"{of['title']}, where a table lacks it", "replicates": 1, "target": axes(lacking[0])}
+    of["drawn"] |= {"shapes": arguments.drawn, "seed": arguments.seed}
+    of["sweeps"] = {"anew": [axes(shape) for shape in lacking]}
+    print(yaml.safe_dump(of, sort_keys=False, default_flow_style=None, width=120), end="")
+
+
+if __name__ == "__main__":
+    main()
