@@ -214,7 +214,9 @@ def test_replicates_on_another_card_are_told_from_those_on_the_same(names, card,
     idle = PROCESS | {"process": "p3", "replicate": 0, "card": "of no sample"}
     samples = inferred().run.samples
     samples = samples.assign(process=samples["process"].mask(samples["round"] == 0, "p2"))
-    shown = machine.machine_table(of(processes=pd.concat([processes, pd.DataFrame([idle])]), samples=samples))
+    results = of(processes=pd.concat([processes, pd.DataFrame([idle])]), samples=samples)
+    assert results.run.cards == {name for name in names if name}
+    shown = machine.machine_table(results)
     told, places = values(shown), ("replicates 0 and 1", "replicate 2")
     assert told.get("card") == (card and card.format(*places))
     assert told["power limit"] == limit.format(*places)

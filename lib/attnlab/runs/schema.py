@@ -96,9 +96,14 @@ class Run:
     endurance: pd.DataFrame
 
     @property
+    def sampling(self) -> pd.DataFrame:
+        """The rows of `processes` that took samples. One may have begun and taken none."""
+        return self.processes[self.processes["process"].isin(self.samples["process"].unique())]
+
+    @property
     def cards(self) -> set[str]:
-        """The cards that its processes ran on, each by the start of the hash of its UUID; none on a CPU."""
-        return set(self.processes["card"].dropna()) - {""}
+        """The cards that samples were taken on, each by the start of the hash of its UUID; none on a CPU."""
+        return set(self.sampling["card"].dropna()) - {""}
 
     @property
     def complete(self) -> bool:

@@ -135,8 +135,7 @@ def machine_table(results: Results) -> Table:
     """The machine that measured."""
     manifest, environment = results.run.manifest, results.run.manifest["environment"]
     device, card = manifest["device"], environment["card"]
-    processes = results.run.processes
-    processes = processes[processes["process"].isin(results.run.samples["process"].unique())]
+    processes = results.run.sampling
     rows = {
         "device": device["name"],
         "compute capability": device.get("compute_capability"),
