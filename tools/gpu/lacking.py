@@ -10,6 +10,7 @@ import argparse
 import yaml
 
 from attnlab.base import paths
+from attnlab.base.errors import UserError
 from attnlab.infer.choices import axes
 from attnlab.runs import dispatch
 from attnlab.study import studies
@@ -21,7 +22,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True, help="that no run of the table drew by")
     parser.add_argument("--drawn", type=int, default=40)
     arguments = parser.parse_args()
-    made = dispatch.load(dispatch.path(arguments.device), arguments.device)
+    try:
+        made = dispatch.load(dispatch.path(arguments.device), arguments.device)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
     study = studies.load("dispatch")
     swept = dict.fromkeys(shape for name in study.sweeps for shape in study.sweep(name))
     lacking = [shape for shape in swept if not made.still_runs(shape)]
