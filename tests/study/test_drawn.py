@@ -60,7 +60,7 @@ def test_what_can_not_be_drawn_is_told_in_a_line(stated, said):
 
 def test_the_study_by_which_attend_chooses_holds_no_drawn_shape_in_its_grid():
     study = studies.load("dispatch")
-    swept = {shape for name in study.sweeps for shape in study.sweep(name)}
+    swept = set(study.swept_shapes)
     assert len(study.drawn_shapes) == 400
     assert not swept & set(study.drawn_shapes)
     assert {shape.head_dim for shape in swept} == {64, 128}

@@ -9,7 +9,6 @@ import argparse
 
 import yaml
 
-from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.infer.choices import axes
 from attnlab.runs import dispatch
@@ -27,12 +26,11 @@ def main() -> None:
     except UserError as error:
         raise SystemExit(str(error)) from None
     study = studies.load("dispatch")
-    swept = dict.fromkeys(shape for name in study.sweeps for shape in study.sweep(name))
-    lacking = [shape for shape in swept if not made.still_runs(shape)]
+    lacking = [shape for shape in study.swept_shapes if not made.still_runs(shape)]
     if not lacking:
         raise SystemExit(f"the dispatch table of {arguments.device} lacks no shape: it needs no new run")
-    of = yaml.safe_load((paths.ROOT / "studies" / "dispatch.yaml").read_text())
-    of |= {"title": f"{of['title']}, where a table lacks it", "replicates": 1, "target": axes(lacking[0])}
+    of = study.model_dump(mode="json", exclude={"name"}, exclude_unset=True)
+    of |= {"title": f"{study.title}, where a table lacks it", "replicates": 1, "target": axes(lacking[0])}
     of["drawn"] |= {"shapes": arguments.drawn, "seed": arguments.seed}
     of["sweeps"] = {"anew": [axes(shape) for shape in lacking]}
     print(yaml.safe_dump(of, sort_keys=False, default_flow_style=None, width=120), end="")

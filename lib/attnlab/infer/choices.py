@@ -141,7 +141,7 @@ class Part:
     def choices(self) -> Iterator[Choice]:
         """The choice at each shape that the study states."""
         results = self.results
-        stated = {shape.plain for sweep in results.study.sweeps for shape in results.study.sweep(sweep)}
+        stated = {shape.plain for shape in results.study.swept_shapes}
         for shape in self.served:
             if shape in stated:
                 yield _choice(shape, _judged(results, shape, self.timings, self.names), self.running)

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ class Run:
         """The rows of `processes` that took samples. One may have begun and taken none."""
         return self.processes[self.processes["process"].isin(self.samples["process"].unique())]
 
-    @property
+    @cached_property
     def cards(self) -> set[str]:
         """The cards that samples were taken on, each by the start of the hash of its UUID; none on a CPU."""
         return set(self.sampling["card"].dropna()) - {""}

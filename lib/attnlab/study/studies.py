@@ -173,10 +173,14 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
         return [_shape(shape.axes | {"values": kind}, "drawn") for shape in plain for kind in self.drawn.values]
 
     @cached_property
+    def swept_shapes(self) -> list[Shape]:
+        """The shapes of all sweeps, each once, in the order in which they are first stated."""
+        return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
+
+    @cached_property
     def shapes(self) -> list[Shape]:
-        """Every shape of the study once, in the order in which they are first stated."""
-        swept = [shape for name in self.sweeps for shape in self.sweep(name)]
-        return list(dict.fromkeys([*swept, *self.drawn_shapes]))
+        """Every shape of the study once: those of its sweeps, then those that are drawn."""
+        return list(dict.fromkeys([*self.swept_shapes, *self.drawn_shapes]))
 
 
 def shown(name: str) -> str:
