@@ -82,6 +82,8 @@ def claims() -> list[str]:
         rf"|\delta| \ge {rules.CLAIM_DELTA:g}$",
         f"from {counters.SATURATED_PCT} % of its peak",
         f"used at {counters.SATURATED_PCT} % of their peak",
+        f"queries count as whole tiles of {dispatch.TILE_QUERIES},",
+        f"and keys as whole tiles of {dispatch.TILE_KEYS}.",
         f"at {device.shapes} shapes drawn at random that its table doesn't hold",
         f"`attend` is {device.lead:.2f} times as fast as SDPA",
         f"and {eager.lead:.2f} times by the eager one; at the worst shape {device.least_lead:.2f} times",

@@ -243,8 +243,8 @@ def _dispatch(options: argparse.Namespace) -> None:
     )
     for cost in made.regret:
         print(
-            f"{cost.clock}: at {cost.shapes} shapes drawn at random, choices take {cost.mean_pct:.2g} % longer than "
-            f"the best in the mean, {cost.worst_pct:.2g} % at most, {cost.certain_pct:.2g} % where that is certain; "
+            f"{cost.clock}: at {cost.shapes} shapes drawn at random, choices take {cost.mean_pct:.3g} % longer than "
+            f"the best in the mean, {cost.worst_pct:.3g} % at most, {cost.certain_pct:.3g} % where that is certain; "
             f"they lead {fallback} by {cost.lead:.3f} in the mean, {cost.least_lead:.3f} at least"
         )
 

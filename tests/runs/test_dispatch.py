@@ -260,19 +260,25 @@ def at(*sizes: int, flash: float, cudnn: float | None = None, **axes) -> Choice:
 
 
 def test_an_estimate_is_the_mean_of_the_nearest_by_their_inverse_squared_distance():
-    made = table(*(at(1, 8, length, 64, flash=flash) for length, flash in ((64, 8.0), (128, 1.0), (512, 4.0))))
-    # Doublings of queries, half of those of keys, and of tiles: from 256 to 128 and to 512, and to 64.
-    near, far = (1 / (math.hypot(*away) + dispatch.SOFTENING) ** 2 for away in ((1, 0.5, 1), (2, 1, 1)))
-    expected = (near * 0 + near * 2 + far * 3) / (2 * near + far)
+    made = table(*(at(1, 8, length, 64, flash=flash) for length, flash in ((128, 1.0), (1024, 4.0), (4096, 16.0))))
+    # Doublings of queries and of keys, from 256 to 128 and to 1024.
+    near, far = (1 / (math.hypot(*away) + dispatch.SOFTENING) ** 2 for away in ((1, 1), (2, 2)))
+    expected = (near * 0 + far * 2) / (near + far)
     assert made.estimate(Shape(1, 8, 256, 64)) == {"sdpa.flash": pytest.approx(2**expected)}
-    assert made.estimate(Shape(1, 8, 128, 64))["sdpa.flash"] > 4  # as if it had not been measured itself
+    assert made.estimate(Shape(1, 8, 1024, 64))["sdpa.flash"] > 6  # as if it had not been measured itself
 
 
-def test_only_the_four_nearest_and_what_all_of_them_have_count():
+def test_only_the_two_nearest_and_what_all_of_them_have_count():
     measured = [at(1, 8, 64 * number, 64, flash=2.0, cudnn=1.5 if number > 1 else None) for number in range(1, 7)]
     made = table(*measured, at(1, 8, 64 * 64, 64, flash=0.1))
     assert made.estimate(Shape(1, 8, 65, 64)) == {"sdpa.flash": pytest.approx(2)}
     assert made.estimate(Shape(1, 8, 250, 64)) == {"sdpa.cudnn": pytest.approx(1.5), "sdpa.flash": pytest.approx(2)}
+
+
+@pytest.mark.parametrize(("length", "expected"), [(90, "sdpa.auto"), (128, "sdpa.auto"), (155, "sdpa.flash")])
+def test_what_needs_two_tiles_is_no_neighbour_of_what_fills_one(length, expected):
+    made = table(at(3, 8, 128, 64, flash=0.5), at(3, 8, 256, 64, flash=2.0))
+    assert made.choose(Shape(2, 8, length, 64)) == expected
 
 
 @pytest.mark.parametrize(
@@ -282,7 +288,7 @@ def test_only_the_four_nearest_and_what_all_of_them_have_count():
         Shape(2, 8, 256, 64, causal=True),
         Shape(2, 8, 256, 64, dtype="float32"),
         Shape(2**6, 8, 256, 64),  # five doublings
-        Shape(2, 8, 8, 64),
+        Shape(2, 8, 2**13, 64),
     ],
     ids=str,
 )

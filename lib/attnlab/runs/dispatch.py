@@ -18,16 +18,14 @@ from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.tuning import Tuning
 
-NEAREST = 4
+NEAREST = 2
 """The measured shapes by which one is judged that was not measured."""
 SOFTENING = 0.3
 """What is added to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
 FARTHEST = 4.0
 """Where the nearest measured shape is more doublings away, nothing is known."""
-FULL = 132
-"""The tiles that fill a GPU: the multiprocessors of an H100 or H200."""
-FEW_APART = 3.0
-"""How far a few queries over a cache are from more of them."""
+TILE_QUERIES, TILE_KEYS = 64, 128
+"""Lengths that need as many tiles of so many queries and keys lie at one place: a tile costs the same half empty."""
 
 
 class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -225,18 +223,19 @@ def _kind(shape: Shape) -> tuple[int, bool, bool]:
 
 
 def _place(shape: Shape) -> tuple[float, ...]:
-    """Where a shape lies among others, in doublings: far apart where another kernel would be the fastest.
+    """Where a shape lies among others, in doublings: by heads, queries, heads that share keys, and keys.
 
-    Keys count half, since they lengthen every kernel's work alike. Tiles of queries count until they fill a GPU: below
-    that, those kernels gain that split keys. A few queries over a cache are another kernel's. With these, choices at
-    the shapes of `h200-grid` and `h200-grid-2`, each by the others, take 3.0 % longer than the best, eager, and 1.3 %
-    by the device clock; by batch, queries, keys and sharing heads alone 3.7 and 1.7 %.
+    Lengths count as whole tiles, but for few queries, which share one with other heads. By the lengths themselves, 155
+    keys are next to 128, which are one tile of cuDNN's for their two: it was called at a shape where `kernel.best`
+    takes half as long.
     """
-    heads = shape.batch * shape.heads
-    tiles = heads * math.ceil(shape.seq_len / ladder.TILE_ROWS)
-    sizes = heads, shape.seq_len, shape.heads // shape.kv_heads, min(tiles, FULL)
-    few = FEW_APART if tuning.rows_of(shape) else 0.0
-    return *map(math.log2, sizes), math.log2(shape.kv_len) / 2, few
+    queries = shape.seq_len if tuning.rows_of(shape) else _whole(shape.seq_len, TILE_QUERIES)
+    sizes = shape.batch * shape.heads, queries, shape.heads // shape.kv_heads, _whole(shape.kv_len, TILE_KEYS)
+    return tuple(map(math.log2, sizes))
+
+
+def _whole(length: int, tile: int) -> int:
+    return tile * math.ceil(length / tile)
 
 
 def identity(device_name: str, torch: str | None = None) -> dict[str, str]:
