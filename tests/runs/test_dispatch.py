@@ -261,14 +261,14 @@ def at(*sizes: int, flash: float, cudnn: float | None = None, **axes) -> Choice:
 
 def test_an_estimate_is_the_mean_of_the_nearest_by_their_inverse_squared_distance():
     made = table(*(at(1, 8, length, 64, flash=flash) for length, flash in ((128, 1.0), (1024, 4.0), (4096, 16.0))))
-    # Doublings of queries and of keys, from 256 to 128 and to 1024.
-    near, far = (1 / (math.hypot(*away) + dispatch.SOFTENING) ** 2 for away in ((1, 1), (2, 2)))
-    expected = (near * 0 + far * 2) / (near + far)
+    # From 256 to 128, to 1024 and to 4096, in doublings of queries and of keys.
+    near, far, farther = (1 / (math.hypot(*away) + dispatch.SOFTENING) ** 2 for away in ((1, 1), (2, 2), (4, 4)))
+    expected = (near * 0 + far * 2 + farther * 4) / (near + far + farther)
     assert made.estimate(Shape(1, 8, 256, 64)) == {"sdpa.flash": pytest.approx(2**expected)}
     assert made.estimate(Shape(1, 8, 1024, 64))["sdpa.flash"] > 6  # as if it had not been measured itself
 
 
-def test_only_the_two_nearest_and_what_all_of_them_have_count():
+def test_only_the_four_nearest_and_what_all_of_them_have_count():
     measured = [at(1, 8, 64 * number, 64, flash=2.0, cudnn=1.5 if number > 1 else None) for number in range(1, 7)]
     made = table(*measured, at(1, 8, 64 * 64, 64, flash=0.1))
     assert made.estimate(Shape(1, 8, 65, 64)) == {"sdpa.flash": pytest.approx(2)}

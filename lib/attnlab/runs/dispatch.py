@@ -18,7 +18,7 @@ from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.tuning import Tuning
 
-NEAREST = 2
+NEAREST = 4
 """The measured shapes by which one is judged that was not measured."""
 SOFTENING = 0.3
 """What is added to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
