@@ -1,6 +1,6 @@
 """Measure models on all GPUs of a machine at once, as `make model` does on one.
 
-``PYTHONPATH=lib python3 tools/gpu/models.py h200-models-4`` begins the record of that name, or goes on with it.
+``PYTHONPATH=lib python3 tools/gpu/models.py h200-models-5`` begins the record of that name, or goes on with it.
 """
 
 import sys

@@ -10,7 +10,7 @@ from attnlab.infer.results import Results
 from attnlab.runs.dispatch import Choice
 from attnlab.study import tuning
 from attnlab.study.implementations import FALLBACK
-from attnlab.study.ladder import MASKS
+from attnlab.study.ladder import BEST, MASKS
 from attnlab.study.shapes import Shape
 
 
@@ -32,10 +32,11 @@ def chosen(results: Results) -> Table:
             "speedup, mean": gmean([choice.speedup for choice in alike]),
             "least": min(choice.speedup for choice in alike),
             "most": max(choice.speedup for choice in alike),
+            f"{BEST}, least": min((choice.speedups[BEST] for choice in alike if BEST in choice.speedups), default=None),
         }
         for (head_dim, mask, queries), alike in sorted(kinds.items())
     ]
-    note = say("backends.chosen", table=table, fallback=FALLBACK)
+    note = say("backends.chosen", table=table, fallback=FALLBACK, best=BEST)
     return Table.of(rows, "What `attnlab.attend` calls instead of SDPA, by kind of shape.", note)
 
 
