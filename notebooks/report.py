@@ -295,25 +295,24 @@ show("model.gained")
 # %% [markdown]
 # ## Threats to validity
 #
-# - **One machine.** Other cards of the same model may differ by silicon, cooling, power supply and neighbours;
-#   [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what another model says, where
-#   one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
-# - **Peers.** A lead is over what was measured: FlashAttention-3 was not. Plans of `peer.cudnn` and `peer.flashinfer` are
-#   chosen in each process anew.
+# - **One machine.** Other cards of the same model may differ; [](#environment.cards) says how far those of this run do, and
+#   [05_kernels](05_kernels.html) what another model says, where one was measured. Versions of PyTorch, cuDNN and the driver are
+#   one of each.
+# - **Peers.** FlashAttention-3 was not measured. `peer.cudnn` and `peer.flashinfer` choose plans in each process anew.
 # - **Tuning.** `kernel.best` was chosen at other shapes and on other inputs, but on three of the kinds that it is judged on:
 #   `normal`, `sd 6` and `rising 24`.
-# - **Shapes.** Where more than a thousand heads share keys, about a hundred each, at D = 128, cuDNN is ahead of `kernel.best`
-#   by up to a fifth; this study has no such shape, the one that `attend` chooses by has ([04_backends](04_backends.html)). Most
-#   lengths here are powers of two, which fill tiles: between them the lead over `sdpa.auto` is larger.
+# - **Shapes.** Where more than a thousand heads share keys, about a hundred a head, at D = 128, cuDNN is ahead of `kernel.best`
+#   by up to a fifth: such shapes are in [04_backends](04_backends.html) alone. Most lengths here are powers of two, which fill
+#   tiles; between them the lead over `sdpa.auto` is larger.
 # - **Calls.** Forward passes in fp16 and bf16, on contiguous Q, K and V, of which FlashInfer takes no shared heads.
-#   [04_backends](04_backends.html) has float32, views as models pass them, unlike lengths and training at a few shapes.
-# - **Bursts.** Implementations take turns with pauses, so the device is cooler than under one kernel without pause.
+#   [04_backends](04_backends.html) has float32, strided views, unlike lengths and training at a few shapes.
+# - **Bursts.** Implementations take turns with pauses, which cool the device.
 # - **Kinds of values.** Most shapes are timed on one kind. The captured ones are of one model, a small one that was trained for
 #   minutes unless the study names another. Larger scores than these were not timed: by a trial at the target `kernel.lazy` takes a
 #   seventh longer where they have a standard deviation of twelve, a third at sixty, and there cuDNN is faster.
-# - **Clocks.** What `eager` reads depends on this host's processor and Python. A pair of events around nothing reads more than
-#   nothing; a warm `device` sample spreads that over its calls, a cold one carries it whole. In warm samples the call before
-#   hides part of `kernel.few`'s launch, and its instructions are in the caches, where a model runs other kernels between.
+# - **Clocks.** What `eager` reads depends on this host's processor and Python. A cold `device` sample carries all that a pair of
+#   events reads around nothing, a warm one its call's part. In warm samples the call before hides part of `kernel.few`'s launch,
+#   and its instructions are in the caches, where a model runs other kernels between.
 # - **Few replicates.** Student's $t$ over a handful of processes supposes medians that are roughly normal. A single replicate
 #   tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
 
