@@ -25,6 +25,7 @@ from attnlab.study.shapes import Shape
 FEW = {"seq_len": [AXES | {"seq_len": [32, 128, 256]}]}
 GROUPED = TARGET.resized(kv_heads=2)
 DECODE = Shape(2, 4, 1, 64, kv_heads=1, kv_len=128)
+SERVED = [DECODE, SHORT, GROUPED, TARGET, LONG]
 EAGER, DEVICE = choices.CLOCKS
 BOTH = f"{EAGER.words} and {DEVICE.words}"
 KINDS = FEW | {
@@ -67,7 +68,7 @@ def test_the_fastest_is_chosen_where_its_verdict_says_faster(made):
 
 
 def test_what_attend_does_not_serve_has_no_place_in_it(made):
-    assert list(chosen(made)) == [SHORT, TARGET, LONG, GROUPED, DECODE]
+    assert list(chosen(made)) == SERVED
 
 
 def test_a_lower_median_alone_is_not_enough(monkeypatch):
@@ -399,6 +400,8 @@ def test_runs_make_one_table_in_which_the_last_counts(monkeypatch):
     assert made.run == "synthetic,synthetic"
     assert chosen(made) == {SHORT: "sdpa.flash", TARGET: "sdpa.auto", LONG: "sdpa.flash", GROUPED: "sdpa.flash"}
     assert [one.shapes for one in made.regret] == [1, 1]
+    # Of neighbours that are as far away, the first count.
+    assert list(chosen(choices.table(second, first))) == list(chosen(made))
     monkeypatch.setitem(second.run.manifest["device"], "name", "NVIDIA H100")
     with pytest.raises(UserError, match=r"can't make one table: their device is NVIDIA H200 and NVIDIA H100$"):
         choices.table(first, second)
@@ -424,8 +427,8 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     stated = studies.load(study)
     assert stated.implementations == ["sdpa.auto", implementations.require("dispatch.attend")]
     assert stated.baseline == "sdpa.auto"
-    assert stated.shapes == [choice.shape for choice in made.choices] == [SHORT, TARGET, LONG, GROUPED, DECODE]
-    assert stated.target_shape == SHORT
+    assert stated.shapes == [choice.shape for choice in made.choices] == SERVED
+    assert stated.target_shape == SERVED[0]
     assert stated.stream == choices.REQUESTS
     assert stated.timings == [EAGER, DEVICE]
     assert __main__.main(["dispatch", "--run", "here"]) == 0  # the same again

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 from scipy.stats import gmean
@@ -67,7 +68,7 @@ def table(*several: Results, before: Dispatch | None = None) -> Dispatch:
         device=first.device,
         torch=first.torch,
         timing=first.clocks,
-        choices=list(choices.values()),
+        choices=sorted(choices.values(), key=attrgetter(*Choice.AXES)),
         sources={name: source for name, source in ladder.hashes().items() if name in named},
     )
     made = made.model_copy(update={"error_pct": _errors_pct(made)})
