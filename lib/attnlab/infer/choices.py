@@ -42,7 +42,8 @@ def table(*several: Results, before: Dispatch | None = None) -> Dispatch:
     The verdict is faster by one of `CLOCKS` and slower by none; where the run timed several kinds of values, it is that
     on the worst of them. Of several, the one with the highest `gain` is the fastest. Left out are shapes with an axis
     that a table doesn't have, peers, and what has no latency on some kind. Shapes that the studies drew are not in the
-    table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
+    table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts. Choices are sorted
+    by their axes, as the first of neighbours that are as far away count.
 
     A run from which the table `before` was made counts after `kernel.best` changed too, at the shapes where that still
     runs what this table says that it ran; the others are left out.

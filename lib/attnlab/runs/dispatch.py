@@ -226,8 +226,8 @@ def _place(shape: Shape) -> tuple[float, ...]:
     """Where a shape lies among others, in doublings: by heads, queries, heads that share keys, and keys.
 
     Lengths count as whole tiles, but for few queries, which share one with other heads. By the lengths themselves, 155
-    keys are next to 128, which are one tile of cuDNN's for their two: it was called at a shape where `kernel.best`
-    takes half as long.
+    keys are next to 128, though they take cuDNN two tiles for one: it was called where `kernel.best` takes half as
+    long.
     """
     queries = shape.seq_len if tuning.rows_of(shape) else _whole(shape.seq_len, TILE_QUERIES)
     sizes = shape.batch * shape.heads, queries, shape.heads // shape.kv_heads, _whole(shape.kv_len, TILE_KEYS)
