@@ -371,6 +371,7 @@ def by_table(monkeypatch, data):
 def write_module(tmp_path, monkeypatch) -> Iterator[Callable[..., Path]]:
     """Writes a user's own module `own`, which Python finds beside the studies of `write_study` from then on."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv("ATTNLAB_BESIDE", raising=False)
 
     def write(text: str, beside: str = ".") -> Path:
         path = tmp_path / beside / "own.py"
@@ -382,7 +383,7 @@ def write_module(tmp_path, monkeypatch) -> Iterator[Callable[..., Path]]:
 
     def forget() -> None:
         importlib.invalidate_caches()
-        for name in [name for name in sys.modules if name == "own" or name.startswith("folder")]:
+        for name in [name for name in sys.modules if name == "own" or name.startswith(("folder", "beside_"))]:
             del sys.modules[name]
 
     yield write

@@ -1,6 +1,7 @@
 """Functions of a user's own: how they are called, what is said of those that can't be, and runs that hold them."""
 
 import importlib
+import importlib.util
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,14 @@ from attnlab.measure.instruments import environment
 from attnlab.measure.session import record, worker
 from attnlab.measure.session.subject import Job
 from attnlab.measure.subjects import registry
+from attnlab.measure.watch import Spoiled
 from attnlab.runs import read, schema
 from attnlab.study import callables, studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
 OWN = "python.own.attention"
+IMPORTED = "torch.set_default_dtype(torch.float64)\ntorch.backends.cuda.enable_flash_sdp(False)\n"
 HEAD = "import torch\ndef attention(q, k, v, causal, scale):\n "
 RIGHT = "mask = torch.ones(q.shape[2], k.shape[2], dtype=bool).tril(k.shape[2] - q.shape[2]) if causal else None\n "
 RIGHT += "return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale)\n"
@@ -148,17 +151,81 @@ def test_the_settings_that_are_locked_stay_so(write_module):
     assert environment.settings() == before
 
 
+@pytest.mark.parametrize(
+    ("statement", "setting"),
+    [
+        ("torch.set_default_dtype(torch.float64)", "default_dtype"),
+        ("torch.set_default_device('meta')", "default_device"),
+        *((f"torch.backends.cuda.enable_{name}(False)", name) for name in ("cudnn_sdp", "flash_sdp", "math_sdp")),
+        ("torch.set_num_threads(torch.get_num_threads() + 1)", "threads"),
+        ("torch.set_autocast_enabled('cpu', True)", "autocast"),
+        ("torch.set_autocast_dtype('cpu', torch.float16)", "autocast_dtype"),
+        ("torch.set_grad_enabled(False)", "grad"),
+        ("torch.use_deterministic_algorithms(False)", "deterministic_algorithms"),
+        ("torch.set_flush_denormal(True)", "flush_denormal"),
+        ("torch.backends.mkldnn.set_flags(False)", "mkldnn_enabled"),
+    ],
+)
+def test_a_setting_that_a_function_changes_is_put_back_and_named(write_module, statement, setting):
+    before = environment.settings() | {name: read() for name, (read, _) in environment.KEPT.items()}
+    write_module(f"import torch\n{statement}\n{HEAD}{RIGHT}")
+    registry.PUT_BACK.clear()
+    subject, _ = gated(registry.find(OWN), SHAPE)
+    assert (subject.reason, setting in registry.PUT_BACK[OWN]) == ("", True)
+    write_module(f"{HEAD}{statement}\n {RIGHT}")
+    subject, _ = gated(registry.find(OWN), SHAPE)
+    assert subject.reason.startswith("changed settings of torch: ")
+    assert setting in subject.reason
+    assert environment.settings() | {name: read() for name, (read, _) in environment.KEPT.items()} == before
+
+
+def test_a_setting_that_cannot_be_put_back_ends_the_process(write_module):
+    write_module(f"modes = []\n{HEAD}modes.append(torch.inference_mode())\n modes[-1].__enter__()\n {RIGHT}")
+    with pytest.raises(Spoiled, match="that can't be put back"):
+        gated(registry.find(OWN), SHAPE)
+    for mode in reversed(sys.modules["own"].modes):
+        mode.__exit__(None, None, None)
+
+
+def test_a_module_next_to_a_study_is_for_those_next_to_it_alone(write_study, write_module, tmp_path):
+    write_module(f"import absent_package\n{HEAD}{RIGHT}")
+    (tmp_path / "absent_package.py").write_text("")
+    sys.path.pop()
+    studies.load(write_study(implementations=["sdpa.auto", OWN]))
+    assert registry.find(OWN).name == OWN
+    assert "absent_package" in sys.modules
+    del sys.modules["absent_package"]
+    assert importlib.util.find_spec("absent_package") is None
+
+
+def test_a_compiled_function_is_compiled_at_every_shape(data, one_thread, write_module, write_study, unlocked):
+    # Uncompiled, it raises an error. By default, torch compiles a function for eight shapes.
+    compiled = "if not torch.compiler.is_compiling(): raise TypeError('not compiled')\n "
+    plain = "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)\n"
+    write_module(f"{HEAD}{compiled}{plain}attention = torch.compile(attention, backend='eager', dynamic=False)\n")
+    sweeps = {"seq_len": LONE | {"seq_len": list(range(2, 13))}}
+    stated = {"target": LONE | {"seq_len": 2}, "sweeps": sweeps, "replicates": 1, "samples": 2}
+    study = studies.load(write_study(implementations=["sdpa.auto", OWN], **stated))
+    run = read.load(record.record("compiled", study, "cpu", Quickly(one_thread)))
+    assert run.cases.loc[run.cases["implementation"] == OWN, "reason"].tolist() == [""] * 11
+
+
 # Runs
 
 
 @pytest.fixture
-def study(write_study, write_module) -> studies.Study:
-    """A study of a function that is right, one that is wrong, and one that serves nothing."""
+def study(write_study, write_module, tmp_path) -> studies.Study:
+    """A study of functions next to it: one is right, one wrong, one serves nothing, and one ends its process.
+
+    Importing them changes settings, and imports a module that lies there too.
+    """
     wrong = "def wrong(q, k, v, causal, scale=None):\n return 1.01 * attention(q, k, v, causal, scale)\n"
     refusing = "def refusing(q, k, v, causal, scale=None):\n raise NotImplementedError('not yet')\n"
-    write_module(HEAD + RIGHT + wrong + refusing)
+    ending = "def ending(q, k, v, causal, scale=None):\n os._exit(3)\n"
+    write_module(f"import os, helper\n{HEAD}{RIGHT}{wrong}{refusing}{ending}{IMPORTED}")
+    (tmp_path / "helper.py").write_text("")
     sys.path.pop()
-    named = [OWN, "python.own.wrong", "python.own.refusing"]
+    named = [OWN, "python.own.wrong", "python.own.refusing", "python.own.ending"]
     sweeps = {"alone": LONE}
     return studies.load(write_study(implementations=["sdpa.auto", *named], target=LONE, sweeps=sweeps, replicates=1))
 
@@ -173,10 +240,13 @@ def test_a_run_measures_functions_in_processes_of_its_own(begin, study, write_mo
         OWN: schema.MEASURED,
         "python.own.wrong": schema.FAILED,
         "python.own.refusing": schema.SKIPPED,
+        "python.own.ending": schema.FAILED,
         "control.sdpa.auto": schema.MEASURED,
     }
     assert set(run.samples["implementation"]) == {"sdpa.auto", OWN, "control.sdpa.auto"}
     assert run.checks.loc[run.checks["implementation"] == "python.own.wrong", "passed"].tolist() == [False]
+    reasons = run.cases.set_index("implementation")["reason"]
+    assert reasons["python.own.ending"] == "ended its process (exit status 3)"
 
     assert rungs.stale(run) == {}
     path = write_module("another")

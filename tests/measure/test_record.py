@@ -1,16 +1,13 @@
 """Recording a run: what it holds, how it is cut off and resumed, and which run is shown."""
 
-import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing.util import Finalize
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -51,38 +48,6 @@ def test_a_run_holds_every_sample_once(recorded):
     assert (run.samples["launches"] == 1).all()
     assert run.samples["sm_clock_mhz"].isna().all()
     assert run.samples["throttled"].dtype == "boolean"
-
-
-def test_each_job_gets_a_process_of_its_own():
-    with processes.fresh_processes() as pool:
-        ids = [pool.submit(os.getpid).result() for _ in range(3)]
-    assert len({os.getpid(), *ids}) == 4
-
-
-def test_a_process_without_a_job_ends_with_the_one_that_started_it():
-    program = """
-import multiprocessing, os, signal
-from attnlab.measure import processes
-with processes.fresh_processes() as pool:
-    done = pool.submit(os.getpid).result()
-    while {child.pid for child in multiprocessing.active_children()} <= {done}:
-        pass
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    # It inherits the pipe, which ends with the last of them.
-    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
-    assert ended.returncode == -signal.SIGKILL
-
-
-def test_what_is_stopped_while_a_process_exits_leaves_no_job_to_wait_for():
-    before = set(threading.enumerate())
-    pool = processes.fresh_processes()
-    # What a job adds to the end of its process takes longer than anyone would wait.
-    jobs = [pool.submit(Finalize, None, time.sleep, (3600,), exitpriority=0) for _ in range(3)]
-    wait(jobs[:1])
-    processes.stop(pool)
-    assert set(threading.enumerate()) <= before
-    assert not multiprocessing.active_children()
 
 
 def test_each_replicate_is_a_job_of_its_own(recorded):

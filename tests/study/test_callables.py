@@ -1,6 +1,7 @@
 """Functions of one's own: their names, where they are found, and how it is noticed that one has changed."""
 
 import hashlib
+import os
 import sys
 
 import pytest
@@ -30,11 +31,12 @@ def test_a_module_is_found_beside_the_study_that_names_it(write_study, write_mod
     write_module("raise AssertionError('nobody imports it')")
     sys.path.pop()
     assert studies.load(write_study()).implementations == TINY["implementations"]
-    assert "there is no module 'own': put own.py beside" in told(lambda: callables.file(OWN))
+    assert "there is no module 'own': put own.py next to" in told(lambda: callables.file(OWN))
     path = write_study(implementations=["sdpa.auto", OWN])
     for _ in range(2):
         studies.load(path)
-    assert sys.path.count(str(path.parent)) == 1
+    assert os.environ[callables.BESIDE] == str(path.parent)
+    assert str(path.parent) not in sys.path
     assert callables.file(OWN) == path.parent / "own.py"
 
 

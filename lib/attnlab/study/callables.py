@@ -1,17 +1,28 @@
 """Python functions of one's own, which a study calls ``python.<module>.<function>``: their files, and hashes of these.
 
-A module is found as Python finds it: on PYTHONPATH, installed, or beside the file of the study.
+A module is found as Python finds it: on PYTHONPATH, installed, or next to the file of the study. To find its file
+imports nothing, not even the packages that it is in: a name may come from a run that a stranger recorded.
+
+Modules next to a study serve that study and each other alone: the folder isn't on `sys.path`, where PyTorch would take
+a `triton.py` for Triton.
 """
 
 import hashlib
+import os
 import re
+import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from attnlab.base.errors import UserError
 
 PREFIX = "python."
+BESIDE = "ATTNLAB_BESIDE"
+"""The environment variable that tells processes which measure the folders of studies."""
 _NAME = re.compile(r"python\.(\w+(?:\.\w+)*)\.(\w+)", re.ASCII)
 
 
@@ -28,21 +39,59 @@ def parts(name: str) -> tuple[str, str]:
 
 
 def file(name: str) -> Path:
-    """The file of a function's module, which is not imported; of a package within others, these are.
+    """The file of a function's module; nothing is imported.
 
     Raises:
         UserError: there is none.
     """
     module, _ = parts(name)
-    try:
-        spec = find_spec(module)
-    except Exception:  # whatever the packages raise that it lies in
-        spec = None
-    if spec is None or spec.origin is None or not spec.has_location:
-        path = f"{module.replace('.', '/')}.py"
-        where = "beside the study's file, which STUDY names, or on PYTHONPATH"
-        raise UserError(f"{name}: there is no module {module!r}: put {path} {where}")
-    return Path(spec.origin)
+    *packages, last = module.split(".")
+    folders = [Path(entry) for entry in (*sys.path, *_folders())]
+    for package in packages:
+        within = [there for folder in folders if os.path.isdir(there := folder / package)]
+        regular = [folder for folder in within if os.path.isfile(folder / "__init__.py")]
+        folders = regular[:1] or within
+    stated = (path for folder in folders for path in (folder / last / "__init__.py", folder / f"{last}.py"))
+    if found := next(filter(os.path.isfile, stated), None):
+        return found.absolute()
+    path = f"{module.replace('.', '/')}.py"
+    where = "next to the study's file, which STUDY names, or on PYTHONPATH"
+    raise UserError(f"{name}: there is no module {module!r}: put {path} {where}")
+
+
+def imported(name: str) -> ModuleType:
+    """The module of a function; raises UserError where it has no file, and what importing it raises."""
+    module, _ = parts(name)
+    found = file(name)
+    folder = next((folder for folder in _folders() if found.is_relative_to(folder)), "")
+    if not folder:
+        return import_module(module)
+    if not any(isinstance(finder, _Beside) for finder in sys.meta_path):
+        sys.meta_path.append(_Beside())
+    package = f"beside_{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
+    sys.modules.setdefault(package, ModuleType(package)).__path__ = [folder]
+    return import_module(f"{package}.{module}")
+
+
+def look_beside(study: Path) -> None:
+    """From now on, find modules next to this file first, in this process and in those that it starts."""
+    os.environ[BESIDE] = os.pathsep.join(dict.fromkeys([str(study.resolve().parent), *_folders()]))
+
+
+def _folders() -> list[str]:
+    return list(filter(None, os.environ.get(BESIDE, "").split(os.pathsep)))
+
+
+class _Beside:
+    """Finds what a file next to a study imports from there; for all others there is nothing."""
+
+    def find_spec(self, module: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The module of this name next to the file that imports it, after all other places were looked at."""
+        importing = sys._getframe(1)
+        while importing.f_back and "importlib" in importing.f_code.co_filename:
+            importing = importing.f_back
+        within = [folder for folder in _folders() if Path(importing.f_code.co_filename).is_relative_to(folder)]
+        return PathFinder.find_spec(module, within) if within and path is None else None
 
 
 def hashes(names: Iterable[str]) -> dict[str, str]:

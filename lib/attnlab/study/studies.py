@@ -1,7 +1,6 @@
 """A study: the cases of a run, its baseline, and how they are timed."""
 
 import math
-import sys
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import product
@@ -86,7 +85,9 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
     not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
     multiplied out, and ``values: all`` is read as the list of all that are timed by default, so that a run records
-    these. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. With `panel`, a
+    these. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. A step of an
+    implementation, such as its import, its first call or a check, that takes longer than `time_limit_s` and than its
+    calls should, is ended with its process, and fails the case. With `panel`, a
     run on a GPU takes, after its first replicate, a panel that times the same calls with every available clock, and
     loads without pause; this takes minutes. After its shapes, a replicate answers `stream` requests of random shapes.
     Captured values come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
@@ -104,6 +105,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 1
     warmup_calls: Annotated[int, Field(ge=20, le=MOST_SAMPLES)] = 20
     longest_call_ms: Positive = 1000.0
+    time_limit_s: Positive = 120.0
     panel: bool = True
     stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
     captured: Line = kinds.CAPTURED_FILE
@@ -194,7 +196,7 @@ def shown(name: str) -> str:
 def load(name: str | Path) -> Study:
     """Read a study: a name in studies/, or a path to a YAML file.
 
-    Where it names functions of one's own, their modules are from then on also found beside that file.
+    Where it names functions of one's own, their modules are from then on also found next to that file.
 
     Raises:
         UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
@@ -219,8 +221,8 @@ def load(name: str | Path) -> Study:
     for name in study.sweeps:
         if wrong := _misnamed(name, study.sweep(name)):
             raise UserError(f"{where}: sweeps: {wrong}: rename it")
-    if callables.among(study.implementations) and (beside := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(beside)  # processes that measure get it from this one
+    if callables.among(study.implementations):
+        callables.look_beside(path)
     return study
 
 

@@ -1,11 +1,14 @@
 """The locked environment: setting it, asserting that it holds, and recording what it is."""
 
+import gc
 import os
 import platform
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -16,6 +19,7 @@ from attnlab.base import documents
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measure.watch import Spoiled
 from attnlab.runs import read, rules, tuned
 
 CUBLAS_WORKSPACE = ":4096:8"
@@ -30,6 +34,7 @@ OF_PEERS = {
     "peer.xformers": ("xformers",),
 }
 """On a GPU, by the implementation that imports them."""
+NO_LIMIT = 2**31 - 1
 MISSING = "n/a"
 """The version of a package that is not installed."""
 
@@ -49,6 +54,68 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Any]] = {
     "seed": (torch.initial_seed, rules.SEED),
 }
 """The locked settings: how each is read back from torch, and what it is locked to."""
+
+
+def _unsettable(value: Any) -> None:
+    raise RuntimeError(f"only what changed this can make it {value}")
+
+
+def _each_autocast(read: Callable[[str], Any]) -> dict[str, Any]:
+    return {device: read(device) for device in ("cpu", "cuda")}
+
+
+def _set_autocast(enabled: Mapping[str, bool]) -> None:
+    for device, on in enabled.items():
+        torch.set_autocast_enabled(device, on)
+
+
+def _set_autocast_dtypes(dtypes: Mapping[str, torch.dtype]) -> None:
+    for device, dtype in dtypes.items():
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _flushes_denormal() -> bool:
+    return bool((torch.full((1,), 1e-39, dtype=torch.float32, device="cpu") * 1 == 0).item())
+
+
+_CUDA, _MATMUL = torch.backends.cuda, torch.backends.cuda.matmul
+KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "default_device": (torch.get_default_device, lambda device: torch.set_default_device(None)),
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "flash_sdp": (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    "mem_efficient_sdp": (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    "math_sdp": (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
+    "cudnn_sdp": (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
+    "fp16_bf16_reduction_math_sdp": (
+        _CUDA.fp16_bf16_reduction_math_sdp_allowed,
+        _CUDA.allow_fp16_bf16_reduction_math_sdp,
+    ),
+    "sdp_priority": (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
+    "fp16_reduction": (
+        lambda: _MATMUL.allow_fp16_reduced_precision_reduction,
+        lambda on: setattr(_MATMUL, "allow_fp16_reduced_precision_reduction", on),
+    ),
+    "bf16_reduction": (
+        lambda: _MATMUL.allow_bf16_reduced_precision_reduction,
+        lambda on: setattr(_MATMUL, "allow_bf16_reduced_precision_reduction", on),
+    ),
+    "cudnn_enabled": (lambda: torch.backends.cudnn.enabled, torch._C._set_cudnn_enabled),
+    "mkldnn_enabled": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "interop_threads": (torch.get_num_interop_threads, torch.set_num_interop_threads),
+    "autocast": (partial(_each_autocast, torch.is_autocast_enabled), _set_autocast),
+    "autocast_dtype": (partial(_each_autocast, torch.get_autocast_dtype), _set_autocast_dtypes),
+    "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    "grad": (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    "anomaly": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "inference_mode": (torch.is_inference_mode_enabled, _unsettable),
+    "function_modes": (torch._C._len_torch_function_stack, _unsettable),
+    "dispatch_modes": (torch._C._len_torch_dispatch_stack, _unsettable),
+    "flush_denormal": (_flushes_denormal, torch.set_flush_denormal),
+    "garbage_collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+}
+"""Settings that an implementation may not leave changed: how each is read, and put back. They aren't locked: a study
+is measured with a program's own."""
 
 
 def lock() -> None:
@@ -78,6 +145,47 @@ def lock() -> None:
             raise UserError(
                 f"the environment is not locked: {setting} is {found!r} and must be {wanted!r}; nothing was measured"
             )
+
+
+@contextmanager
+def kept() -> Iterator[list[str]]:
+    """Undo what is changed inside of the settings that are locked, and of `KEPT`.
+
+    Afterwards, the list holds the names of those that were changed.
+
+    Raises:
+        Spoiled: one can't be put back.
+    """
+    changed: list[str] = []
+    locked, others = settings(), _others()
+    try:
+        yield changed
+    finally:
+        changed += [name for name, value in settings().items() if value != locked[name]]
+        if changed:
+            lock()
+        left = {name: value for name, value in others.items() if KEPT[name][0]() != value}
+        for name, value in left.items():
+            with suppress(RuntimeError):
+                KEPT[name][1](value)
+        changed += left
+        if lasting := [name for name in left if KEPT[name][0]() != others[name]]:
+            raise Spoiled(f"changed settings of torch that can't be put back: {', '.join(lasting)}")
+
+
+def _others() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in KEPT.items()}
+
+
+def compile_every_shape() -> None:
+    """Let `torch.compile` compile for as many shapes as there are; past its limit it would call a function uncompiled.
+
+    Whatever else makes it give up raises an error, and fails the case.
+    """
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled yet
+        config = sys.modules["torch._dynamo"].config
+        config.recompile_limit = config.accumulated_recompile_limit = NO_LIMIT
+        config.fail_on_recompile_limit_hit = True
 
 
 def lock_as_begun(run: str, expected: str, device: torch.device) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.reference_check import ReferenceCheck, References
-from attnlab.measure.instruments import devices, inspection
+from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import check_all
 from attnlab.measure.session.rounds import Rounds
@@ -32,7 +32,8 @@ def measure_shape(session: Session, shape: Shape) -> None:
     key = session.key(shape)
     if key in write.recorded(session.job.run, "cases"):
         return
-    subjects = [Subject.named(name) for name in session.job.study.subjects]
+    environment.compile_every_shape()
+    subjects = [Subject.named(name, key, session.job.study) for name in session.job.study.subjects]
     checks: list[Row] = []
     try:
         calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
@@ -53,11 +54,11 @@ def measure_shape(session: Session, shape: Shape) -> None:
 
 
 def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
-    for subject in subjects:
+    for subject in alive(subjects):
         subject.case = subject.attempt(partial(Case.of, subject.implementation, windows, shape)) or subject.case
     windows.draw(session.seed(shape, "first"))
     for subject in alive(subjects):  # before the gate, which calls each a dozen times
-        subject.attempt(partial(_require_short, session, subject.case))
+        subject.attempt(partial(_require_short, session, subject))
         devices.release(session.device)
     references = {
         rounding: ReferenceCheck(windows, shape, rounding)
@@ -94,14 +95,15 @@ def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes
     subject.details |= _warm_up(session, case)
 
 
-def _require_short(session: Session, case: Case) -> None:
+def _require_short(session: Session, subject: Subject) -> None:
     """Raise Unsupported if a call takes longer than the study allows."""
-    longest_ms = session.job.study.longest_call_ms
+    case, longest_ms = subject.case, session.job.study.longest_call_ms
     case.refresh()
     case.call()  # what the first call compiles is not counted
     for _ in range(2):  # one call may have been held up
         call_ms = cuda_events.roughly_us(case, session.device, 1) / 1e3
         if call_ms <= longest_ms:
+            subject.takes(call_ms / 1e3)
             return
     raise Unsupported(f"{TOO_LONG} {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
 

@@ -127,7 +127,9 @@ def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iter
         return
     timed = list(filter(None, dict.fromkeys((subject.case.one, subject.case.many))))
     for replay in timed:
-        yield f"graph of {replay.calls}", gate.examine_replay(replay, repeats)
+        with subject.running():
+            replayed = gate.examine_replay(replay, repeats)
+        yield f"graph of {replay.calls}", replayed
     if not timed and session.device.type == "cuda" and kind not in EXTREMES:
         captured = subject.attempt(lambda: gate.examine_captured(call, repeats))
         if captured is not None:

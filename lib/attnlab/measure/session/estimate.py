@@ -14,11 +14,20 @@ import numpy as np
 import pandas as pd
 import torch
 
+from attnlab.base.errors import UserError
+from attnlab.measure import watch
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices
 from attnlab.measure.session.subject import Job
 from attnlab.measure.subjects import registry
-from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.implementation import (
+    Broken,
+    Implementation,
+    OutOfMemory,
+    Unsupported,
+    attempt,
+    fatal,
+)
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read
 from attnlab.study.implementations import REFERENCES, under_control
@@ -121,9 +130,13 @@ def _sample_s(timing: Timing, call_s: np.ndarray, scramble_s: np.ndarray) -> np.
 def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[str, Cost]:
     """The costs of a call of each implementation and of the oracle, and of drawing and scrambling inputs."""
     names = dict.fromkeys([*study.implementations, REFERENCES[0]])
-    works: dict[str, Work] = {name: partial(_attend, registry.find(name)) for name in names}
+    works: dict[str, Work] = {}
+    for name in names:
+        if not watch.failure(name):
+            with watch.step(name, "", study.time_limit_s):
+                works[name] = partial(_attend, registry.find(name))
     works |= {DRAW: lambda windows, shape: windows.draw(0), SCRAMBLE: _scramble}
-    costs = {name: Cost() for name in works}
+    costs = {name: Cost() for name in (*names, *works)}
     for shape in _called(study.target_shape.plain, shapes):
         if costs[DRAW].flops and all(cost.too_long(shape) for cost in costs.values() if cost.flops):
             break
@@ -134,7 +147,8 @@ def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[st
             break
         for name, work in works.items():
             if not costs[name].too_long(shape):
-                _add(costs[name], partial(work, windows, shape), shape, device)
+                with watch.step(name, "", study.time_limit_s):
+                    _add(costs[name], partial(work, windows, shape), shape, device)
         devices.release(device)
     return costs
 
@@ -164,6 +178,10 @@ def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.dev
         while not took_s or (len(took_s) < CALLS and sum(took_s) < LONGEST_CALL_S):
             took_s.append(cuda_events.timed(device, partial(attempt, call))[0] / 1e6)
     except (Unsupported, OutOfMemory, Broken):
+        return
+    except Exception as error:
+        if isinstance(error, UserError | watch.Spoiled) or fatal(error):
+            raise
         return
     cost.flops.append(shape.flops)
     cost.seconds.append(min(took_s))

@@ -6,13 +6,14 @@ from dataclasses import asdict
 
 import torch
 
+from attnlab.measure import watch
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.clocks.warm import prepared
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
-from attnlab.measure.session.panel import reason
+from attnlab.measure.session.panel import STEPS, reason
 from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import attempt
+from attnlab.measure.subjects.implementation import Broken, attempt
 from attnlab.runs import write
 from attnlab.runs.schema import Row, implementation_key
 from attnlab.runs.tables import ENDURANCE
@@ -41,13 +42,17 @@ def take(run: str, study: Study, device: torch.device) -> None:
     for implementation, shape in cases(study):
         key = implementation_key(implementation)
         if key not in write.recorded(run, "endurance"):
-            write.add_part(run, "endurance", key, ENDURANCE.frame(_rows(implementation, shape, device)))
+            with watch.step(implementation, key, STEPS * study.time_limit_s):
+                rows = _rows(implementation, shape, device, watch.failure(implementation, key))
+            write.add_part(run, "endurance", key, ENDURANCE.frame(rows))
             devices.release(device)
 
 
-def _rows(implementation: str, shape: Shape, device: torch.device) -> list[Row]:
+def _rows(implementation: str, shape: Shape, device: torch.device, failed: str) -> list[Row]:
     axes = {"implementation": implementation, **shape.axes}
     try:
+        if failed:
+            raise Broken(failed)
         return [axes | row for row in load(prepared(implementation, shape, device), device)]
     except Exception as error:  # a load that fails must not cost the run, which is whole without it
         return [axes | {"why": reason(error)}]

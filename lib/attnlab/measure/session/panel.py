@@ -29,6 +29,7 @@ import random
 import numpy as np
 import torch
 
+from attnlab.measure import watch
 from attnlab.measure.clocks import external_tools
 from attnlab.measure.clocks.canary import Canary
 from attnlab.measure.clocks.in_process import IN_TURN, TIMINGS, methods_of
@@ -46,6 +47,8 @@ from attnlab.study.studies import Study
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUNDS = 9
 LOOKS = 3
+STEPS = 10
+"""A case of the panel, or a load, takes no longer than so many steps of a study may."""
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
@@ -76,7 +79,9 @@ def take(run: str, study: Study, device: torch.device) -> None:
         if key in write.recorded(run, "panel"):
             continue
         canary = canary or _canary(device)
-        _add(run, key, *_case_rows(implementation, shape, device, canary))
+        with watch.step(implementation, key, STEPS * study.time_limit_s):
+            taken = _case_rows(implementation, shape, device, canary, watch.failure(implementation, key))
+        _add(run, key, *taken)
         devices.release(device)
     del canary
     devices.release(device)
@@ -92,10 +97,12 @@ def _add(run: str, key: str, timed: list[Row], seen: list[Row]) -> None:
 
 
 def _case_rows(
-    implementation: str, shape: Shape, device: torch.device, canary: Canary | str
+    implementation: str, shape: Shape, device: torch.device, canary: Canary | str, failed: str
 ) -> tuple[list[Row], list[Row]]:
     axes = {"implementation": implementation, **shape.axes}
     try:
+        if failed:
+            raise Broken(failed)
         case = graphed(implementation, shape, device)
         return _timed(case, device, axes), _looked(case, canary, axes)
     except Exception as error:  # a panel that fails must not cost the run, which is whole without it

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 
 from attnlab.base.errors import UserError
+from attnlab.measure import watch
 from attnlab.measure.clocks import originals
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import registry
@@ -23,6 +24,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
 WARMUP_CALLS = 3
+STREAM_PLACE = "stream"
 Requests = dict[Shape, tuple[Windows, list[tuple[str, Case]]]]
 
 
@@ -50,8 +52,10 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
         windows.draw(order.randrange(2**31))  # no request comes twice
         order.shuffle(answers)
         for name, case in answers:
+            with watch.step(name, STREAM_PLACE, study.time_limit_s):
+                answered = _answered(case, device)
             row: schema.Row = {"implementation": name, **shape.axes, "replicate": replicate, "position": position}
-            rows.append(row | _answered(case, device))
+            rows.append(row | answered)
     return STREAM.frame(rows)
 
 
@@ -73,14 +77,15 @@ def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: i
     cases = read.load(run).cases
     cases = cases[cases["replicate"] == replicate]
     for shape in study.shapes:
-        if not _all_measured(cases, study, shape):
+        if not _all_measured(cases, study, shape) or any(watch.failure(n, STREAM_PLACE) for n in study.implementations):
             continue
         windows = Windows(shape, device)
         windows.draw(seed)
         cases_by_name = [(name, Case.of(registry.find(name), windows, shape)) for name in study.implementations]
-        for _, case in cases_by_name:
-            for _ in range(WARMUP_CALLS):
-                _answered(case, device)
+        for name, case in cases_by_name:
+            with watch.step(name, STREAM_PLACE, study.time_limit_s):
+                for _ in range(WARMUP_CALLS):
+                    _answered(case, device)
         answering[shape] = windows, cases_by_name
     return answering
 

@@ -9,15 +9,16 @@ from functools import partial
 
 import torch
 
-from attnlab.measure.clocks import cuda_events, in_process, originals
+from attnlab.measure.clocks import cuda_events, in_process
 from attnlab.measure.gate.reference_check import Bound, References, Tally
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.subject import Session, Subject, alive
 from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Output
-from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt, fatal, raised
 from attnlab.measure.subjects.inputs import Windows
+from attnlab.measure.watch import Spoiled
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -94,7 +95,7 @@ class Rounds:
         taken = []
         for position, subject in enumerate(turns):
             with self._unless_refused(subject):
-                with originals.intact():
+                with subject.running():
                     sample = sampler(subject.case)
                 _require_plain(sample.output, self._session.device)
                 turn = number, position
@@ -110,7 +111,7 @@ class Rounds:
             many, cut = subject.case.many, subject.case.cut
             if many is None or cut is None:
                 continue
-            with self._unless_refused(subject):
+            with self._unless_refused(subject), subject.running():
                 with subject.case.scrambled():
                     many.graph.replay()
                 cut.graph.replay()
@@ -152,8 +153,11 @@ class Rounds:
             yield
         except (torch.OutOfMemoryError, OutOfMemory) as error:
             subject.drop(OUT_OF_MEMORY, f"while timed, {self._timing}: {error}")
-        except (Broken, Unsupported) as error:  # at a shape that it served before
-            subject.drop(FAILED, f"while timed, {self._timing}: {error}")
+        except Exception as error:  # at a shape that it served before
+            if isinstance(error, Spoiled) or fatal(error):
+                raise
+            words = error if isinstance(error, Broken | Unsupported) else raised(error)
+            subject.drop(FAILED, f"while timed, {self._timing}: {words}")
 
 
 def _require_plain(output: Output, device: torch.device) -> None:

@@ -1,25 +1,39 @@
 """The parts of a replicate: its job, its process's session, and each implementation on its way through a shape."""
 
+import math
 import uuid
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
+from attnlab.base.errors import UserError
+from attnlab.measure import watch
 from attnlab.measure.clocks import cuda_events, originals
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.implementation import (
+    Broken,
+    Implementation,
+    OutOfMemory,
+    Unsupported,
+    attempt,
+    fatal,
+    raised,
+)
 from attnlab.runs import rules
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, shape_key
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 T = TypeVar("T")
+# More calls than any step makes once it is known how long one takes.
+STEP_CALLS = 400
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,8 @@ class Subject:
     """An implementation at one shape: ready to be timed, or with the reason why it isn't.
 
     Attributes:
+        place: the key of the shape.
+        limit_s: how long a step of it may take, a check or a sample, say.
         details: what the preparation found: kernels, peak memory, resources, warm-up.
         earlier: fingerprints of the outputs that the gate has already seen.
     """
@@ -77,14 +93,22 @@ class Subject:
     case: Case
     status: str = MEASURED
     reason: str = ""
+    place: str = ""
+    limit_s: float = math.inf
     details: dict[str, Any] = field(default_factory=dict)
     earlier: set[bytes] = field(default_factory=set)
 
     @classmethod
-    def named(cls, name: str) -> "Subject":
-        """The implementation of this name, not yet bound to inputs."""
-        implementation = registry.find(name)
-        return cls(implementation, Case(partial(implementation.call), implementation.selected))
+    def named(cls, name: str, place: str, study: Study) -> "Subject":
+        """The implementation of this name, not yet bound to inputs; one that ended a process before isn't looked up."""
+        limit_s = study.time_limit_s
+        if why := watch.failure(name, place):
+            return cls(Implementation(name, _ended), Case(_ended, nullcontext), FAILED, why)
+        with watch.step(name, "", limit_s):
+            implementation = registry.find(name)
+        case = Case(partial(implementation.call), implementation.selected)
+        # Until it is known how long a call takes: the first, which may compile, and two as long as they may be.
+        return cls(implementation, case, place=place, limit_s=limit_s + 2e-3 * study.longest_call_ms)
 
     @property
     def alive(self) -> bool:
@@ -95,6 +119,16 @@ class Subject:
         """Measure it no further at this shape."""
         self.status, self.reason = status, reason
 
+    def takes(self, call_s: float) -> None:
+        """Note how long a call takes: no step may take as long as far more of them."""
+        self.limit_s += STEP_CALLS * call_s
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the implementation is called, watched from outside; raises Broken if it replaced what times it."""
+        with watch.step(self.implementation.name, self.place, self.limit_s), originals.intact():
+            yield
+
     def attempt(self, work: Callable[[], T]) -> T | None:
         """The result of `work`; where it can't be done, None, and the subject is dropped with the reason."""
 
@@ -103,7 +137,7 @@ class Subject:
                 return work()
 
         try:
-            with originals.intact():
+            with self.running():
                 return attempt(selected)
         except Unsupported as error:
             self.drop(SKIPPED, str(error))
@@ -111,7 +145,15 @@ class Subject:
             self.drop(OUT_OF_MEMORY, str(error))
         except Broken as error:
             self.drop(FAILED, str(error))
+        except Exception as error:
+            if isinstance(error, UserError | watch.Spoiled) or fatal(error):
+                raise
+            self.drop(FAILED, raised(error))
         return None
+
+
+def _ended(*_: Any, **__: Any) -> Any:
+    raise Broken("ended a process before")
 
 
 def alive(subjects: Iterable[Subject]) -> list[Subject]:

@@ -1,5 +1,6 @@
 """The unit of work: one replicate of a part of the study's shapes, in a process of its own."""
 
+import sys
 import time
 import zlib
 from typing import Any
@@ -13,6 +14,7 @@ from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import ceilings, estimate, requests
 from attnlab.measure.session.cases import measure_shape
 from attnlab.measure.session.subject import Job, Session
+from attnlab.measure.subjects import registry
 from attnlab.measure.values import captured
 from attnlab.runs import read, write
 from attnlab.runs.schema import Manifest, replicate_key
@@ -34,6 +36,9 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     found_in = captured.digests(study)
     captured.use(study)
     total_s, shapes_s = estimate.planned(study, device)
+    for name, changed in registry.PUT_BACK.items():
+        if changed:
+            print(f"{name}: importing it changed {', '.join(changed)}, which was put back", file=sys.stderr)
     dtypes = sorted({shape.dtype for shape in study.shapes})
     if device.type == "cuda":
         dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,8 @@ NESTED = "torch.nested._internal.sdpa"
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 PROTOTYPE = "The PyTorch API of nested tensors is in prototype stage"
 warnings.filterwarnings("ignore", message=PROTOTYPE)
+LONGEST_REASON = 300
+"""The most characters of what a function of a user's own said."""
 NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
 
 
@@ -122,18 +125,37 @@ def attempt(work: Callable[[], T]) -> T:
         Unsupported: the implementation or the framework refused; the message is its reason.
         OutOfMemory: an allocation failed.
         Broken: the implementation can't be called at all.
-        torch.AcceleratorError: the device itself failed; nothing that it returns from then on can be trusted.
+        torch.AcceleratorError: a GPU failed; nothing that it returns from then on can be trusted.
     """
     with _all_warnings() as caught:
         try:
             return work()
-        except torch.AcceleratorError:
-            raise
+        except MemoryError as error:
+            raise OutOfMemory(raised(error)) from None
         except RuntimeError as error:
+            if fatal(error):
+                raise
+            if isinstance(error, torch.AcceleratorError):
+                raise Unsupported(str(error).splitlines()[0]) from None
             message = " ".join(str(error).split())
             if ran_out_of_memory(error):
                 raise OutOfMemory(message) from None
             raise Unsupported(_reason(message, [str(warning.message) for warning in caught])) from None
+
+
+def fatal(error: BaseException) -> bool:
+    """Whether a GPU that is in use failed. Without a driver, what asks for one raises the same, and harms nothing."""
+    return isinstance(error, torch.AcceleratorError) and torch.cuda.is_initialized()
+
+
+def raised(error: BaseException) -> str:
+    """An exception in one line that isn't long."""
+    return short(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+def short(words: str) -> str:
+    """Words of others in one line that isn't long."""
+    return shorten(words, LONGEST_REASON, placeholder=" …")
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:

@@ -4,11 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from inspect import signature
-from textwrap import shorten
-
-import torch
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
@@ -21,14 +17,18 @@ from attnlab.measure.subjects.implementation import (
     Implementation,
     OutOfMemory,
     Unsupported,
+    fatal,
+    raised,
     ran_out_of_memory,
+    short,
 )
 from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measure.watch import Spoiled
 from attnlab.study import callables, implementations
 from attnlab.study.ladder import PREFIX
 
-LONGEST_REASON = 300
-"""The most characters of what a function of a user's own said."""
+PUT_BACK: dict[str, list[str]] = {}
+"""The settings of torch that functions of a user's own changed as they were imported, which was undone."""
 _OTHERS = {other.name: other for other in (*peers.PEERS, *fp8.SUBJECTS, attend.DISPATCHED)}
 
 
@@ -52,13 +52,16 @@ def _own(name: str) -> Implementation:
     Raises:
         UserError: it is not there, is no function, or doesn't take ``(q, k, v, causal, scale)``.
     """
-    module, function = callables.parts(name)
+    _, function = callables.parts(name)
     where = f"{name}: {paths.shown(callables.file(name))}"
     try:
-        with _settings_kept():
-            there = vars(import_module(module))
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{where} can't be imported: {_short(f'{type(error).__name__}: {error}')}") from None
+        with environment.kept() as changed:
+            there = vars(callables.imported(name))
+    except Spoiled:
+        raise
+    except BaseException as error:  # Ctrl-C ends this process without an exception
+        raise UserError(f"{where} can't be imported: {raised(error)}") from None
+    PUT_BACK.setdefault(name, changed)
     if function not in there:
         raise UserError(f"{where} has no {function!r}{suggestion(function, there)}")
     if not callable(call := there[function]):
@@ -81,32 +84,15 @@ def _explained() -> Iterator[None]:
         Broken: it raised another error, or changed a setting of torch that is locked, which is undone.
     """
     try:
-        with _settings_kept() as changed:
+        with environment.kept() as changed:
             yield
-    except (Unsupported, OutOfMemory, Broken, MemoryError, torch.AcceleratorError):
+    except (Unsupported, OutOfMemory, Broken, MemoryError, Spoiled):
         raise
     except (NotImplementedError, ValueError) as error:
-        raise Unsupported(_short(str(error) or type(error).__name__)) from None
-    except (Exception, SystemExit) as error:
-        if isinstance(error, RuntimeError) and ran_out_of_memory(error):
+        raise Unsupported(short(str(error) or type(error).__name__)) from None
+    except BaseException as error:
+        if fatal(error) or (isinstance(error, RuntimeError) and ran_out_of_memory(error)):
             raise
-        raise Broken(_short(f"{type(error).__name__}: {error}")) from None
+        raise Broken(raised(error)) from None
     if changed:
         raise Broken(f"changed settings of torch: {', '.join(changed)}")
-
-
-@contextmanager
-def _settings_kept() -> Iterator[list[str]]:
-    """Undo what is changed inside of the settings that are locked; afterwards, the list holds their names."""
-    changed: list[str] = []
-    before = environment.settings()
-    try:
-        yield changed
-    finally:
-        changed += [name for name, value in environment.settings().items() if value != before[name]]
-        if changed:
-            environment.lock()
-
-
-def _short(words: str) -> str:
-    return shorten(words, LONGEST_REASON, placeholder=" …")

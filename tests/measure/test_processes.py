@@ -1,0 +1,118 @@
+"""Processes that measure: a fresh one for each job, how they end, and implementations that end them."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnlab.measure import processes, watch
+
+
+def raising(error: Exception) -> None:
+    """Raise an error, where a statement can't be."""
+    raise error
+
+
+WAYS = {
+    "exits": (lambda: os._exit(3), "ended its process (exit status 3)"),
+    "aborts": (os.abort, "ended its process (SIGABRT)"),
+    "reads what isn't there": (lambda: ctypes.string_at(0), "ended its process (SIGSEGV)"),
+    "kills itself": (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended its process (SIGKILL)"),
+    "never returns": (threading.Event().wait, "did not return within 1 s"),
+    "spoils": (lambda: raising(watch.Spoiled("changed what can't be put back")), "changed what can't be put back"),
+    "breaks the device": (lambda: raising(torch.AcceleratorError("no\nmore")), "made the device fail: no"),
+}
+
+
+def call_three(way: str) -> list[str]:
+    """Call three implementations, of which the second misbehaves; returns how that went."""
+    went = []
+    for name in ("first", "second", "third"):
+        if why := watch.failure(name, "here"):
+            went.append(f"{name} {why}")
+            continue
+        with watch.step(name, "here", 1.0 if way == "never returns" and name == "second" else 600.0):
+            if name == "second":
+                WAYS[way][0]()
+            went.append(name)
+    return went
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_implementation_that_ends_its_process_is_named_and_the_others_go_on(way, capsys):
+    with processes.fresh_processes() as pool:
+        assert pool.submit(call_three, way).result() == ["first", f"second {WAYS[way][1]}", "third"]
+    assert capsys.readouterr().err == f"second {WAYS[way][1]}; the other implementations go on\n"
+
+
+def killed_once(marker: str) -> list[str]:
+    """Be killed within a step, but not the second time."""
+    with watch.step("victim", "here"), suppress(FileExistsError):
+        Path(marker).touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [watch.failure("victim", "here")]
+
+
+def test_an_implementation_is_not_blamed_for_one_kill_from_outside(tmp_path):
+    with processes.fresh_processes() as pool:
+        assert pool.submit(killed_once, os.fspath(tmp_path / "killed")).result() == [""]
+
+
+def test_a_process_that_ends_between_steps_is_nobodys_fault():
+    with processes.fresh_processes() as pool, pytest.raises(BrokenProcessPool):
+        pool.submit(os._exit, 1).result()
+
+
+def test_an_error_of_a_job_reaches_the_one_who_waits():
+    with processes.fresh_processes() as pool, pytest.raises(ZeroDivisionError):
+        pool.submit(divmod, 1, 0).result()
+
+
+def test_each_job_gets_a_process_of_its_own():
+    with processes.fresh_processes() as pool:
+        ids = [pool.submit(os.getpid).result() for _ in range(3)]
+    assert len({os.getpid(), *ids}) == 4
+
+
+def test_a_process_ends_with_the_one_that_started_it():
+    program = """
+import multiprocessing, os, signal, time
+from attnlab.measure import processes
+with processes.fresh_processes() as pool:
+    pool.submit(time.sleep, 3600)
+    while not multiprocessing.active_children():
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    # It inherits the pipe, which ends with the last of them.
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_does_not_exit_is_ended(monkeypatch):
+    monkeypatch.setattr(processes, "EXIT_S", 0.1)
+    with processes.fresh_processes() as pool:
+        # What a job adds to the end of its process takes longer than anyone would wait.
+        pool.submit(Finalize, None, time.sleep, (3600,), exitpriority=0).exception()
+        assert not multiprocessing.active_children()
+
+
+def test_what_is_stopped_leaves_no_job_to_wait_for():
+    before = set(threading.enumerate())
+    pool = processes.fresh_processes()
+    jobs = [pool.submit(time.sleep, 3600) for _ in range(3)]
+    processes.stop(pool)
+    assert set(threading.enumerate()) <= before
+    assert not multiprocessing.active_children()
+    assert all(job.cancelled() or job.exception() for job in jobs)
