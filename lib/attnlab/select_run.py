@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from attnlab.infer.results import Results, load
 from attnlab.runs import dispatch, models, read, schema, write
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
-from attnlab.study import callables, studies
+from attnlab.study import callables, studies, tuning
 from attnlab.study import models as stated_models
 from attnlab.study.studies import Study
 
@@ -55,8 +56,8 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
 def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
     """The named run, or the newest of this study on the device that is here; what it lacks is measured.
 
-    A run of another device is taken only if it is named. A run that is not complete is continued where its device is
-    here; elsewhere it is taken as it is.
+    A run of another device is taken only if it is named, and so is a run of functions or kernels that have changed
+    since. A run that is not complete is continued where its device is here; elsewhere it is taken as it is.
 
     Args:
         run: a folder in data/; empty for the newest run of the study, which is measured now if there is none.
@@ -77,12 +78,22 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
         return measured(run, studies.parse(manifest["study"], run), device)
     wanted = studies.load(study)
     here = _here(wanted.device if device in ("auto", "none") else device)["name"]
-    if found := _newest(wanted, here, complete=True):
+    with studies.modules_beside(study):
+        now = tuning.hashes(wanted.implementations, here)
+    changed: list[str] = []
+
+    def is_of_today(manifest: Manifest) -> bool:
+        differ = [name for name in wanted.implementations if manifest["kernels"].get(name) != now.get(name)]
+        changed.extend([f"{', '.join(differ)} changed since the run {manifest['name']!r}"] if differ else [])
+        return not differ
+
+    if found := _newest(wanted, here, complete=True, fits=is_of_today):
         return found
     if device == "none":
-        raise UserError(
-            f"there is no run of the study {wanted.name!r} on {here}, and device=none measures nothing: name a run"
-        )
+        why = changed[0] if changed else f"there is no run of the study {wanted.name!r} on {here}"
+        raise UserError(f"{why}, and device=none measures nothing: name a run")
+    if changed:
+        print(f"{changed[0]}: a new one begins", file=sys.stderr)
     return measured("", wanted, device, stated=study)
 
 
@@ -110,6 +121,8 @@ def measured(
             pass
     wanted = device if device != "auto" else study.device
     with ExitStack() as stack:
+        if stated and callables.among(study.implementations):
+            stack.enter_context(studies.modules_beside(stated))
         if gpus or scheduler:
             from attnlab.measure.cluster import start
 
@@ -204,8 +217,8 @@ def _table_of(device_name: str) -> dict[str, str]:
     return found
 
 
-def _newest(study: Study, device: str, complete: bool) -> str:
-    """The newest run of exactly this study on the device of this name, or ""."""
+def _newest(study: Study, device: str, complete: bool, fits: Callable[[Manifest], bool] = lambda manifest: True) -> str:
+    """The newest run of exactly this study on the device of this name, whose manifest fits, or ""."""
     stated = study.model_dump(mode="json")
 
     def say(error: UserError) -> None:
@@ -213,7 +226,7 @@ def _newest(study: Study, device: str, complete: bool) -> str:
 
     for name, manifest in read.manifests(say):
         found = manifest["study"], manifest["device"]["name"], manifest["complete"]
-        if found == (stated, device, complete):
+        if found == (stated, device, complete) and fits(manifest):
             return name
     return ""
 

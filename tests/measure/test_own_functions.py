@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -191,11 +192,11 @@ def test_a_module_next_to_a_study_is_for_those_next_to_it_alone(write_study, wri
     write_module(f"import absent_package\n{HEAD}{RIGHT}")
     (tmp_path / "absent_package.py").write_text("")
     sys.path.pop()
-    studies.load(write_study(implementations=["sdpa.auto", OWN]))
-    assert registry.find(OWN).name == OWN
-    assert "absent_package" in sys.modules
-    del sys.modules["absent_package"]
-    assert importlib.util.find_spec("absent_package") is None
+    with studies.modules_beside(write_study(implementations=["sdpa.auto", OWN])):
+        assert registry.find(OWN).name == OWN
+        assert "absent_package" in sys.modules
+        del sys.modules["absent_package"]
+        assert importlib.util.find_spec("absent_package") is None
 
 
 def test_a_compiled_function_is_compiled_at_every_shape(data, one_thread, write_module, write_study, unlocked):
@@ -214,7 +215,7 @@ def test_a_compiled_function_is_compiled_at_every_shape(data, one_thread, write_
 
 
 @pytest.fixture
-def study(write_study, write_module, tmp_path) -> studies.Study:
+def study(write_study, write_module, tmp_path) -> Iterator[studies.Study]:
     """A study of functions next to it: one is right, one wrong, one serves nothing, and one ends its process.
 
     Importing them changes settings, and imports a module that lies there too.
@@ -227,7 +228,9 @@ def study(write_study, write_module, tmp_path) -> studies.Study:
     sys.path.pop()
     named = [OWN, "python.own.wrong", "python.own.refusing", "python.own.ending"]
     sweeps = {"alone": LONE}
-    return studies.load(write_study(implementations=["sdpa.auto", *named], target=LONE, sweeps=sweeps, replicates=1))
+    path = write_study(implementations=["sdpa.auto", *named], target=LONE, sweeps=sweeps, replicates=1)
+    with studies.modules_beside(path):
+        yield studies.load(path)
 
 
 def test_a_run_measures_functions_in_processes_of_its_own(begin, study, write_module, unlocked):
@@ -289,6 +292,29 @@ def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch,
     monkeypatch.setattr(record, "record", lambda *given: given[-1])
     study = tiny_study(implementations=["sdpa.auto", *own])
     assert select_run.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
+
+
+def test_a_run_of_a_function_that_was_edited_since_is_not_shown_as_one_of_today(
+    monkeypatch, machine, write_study, write_module, capsys
+):
+    write_module("one")
+    sys.path.pop()  # it is found beside its study alone
+    path = str(write_study(implementations=["sdpa.auto", OWN]))
+    with studies.modules_beside(path):
+        known = callables.hashes([OWN])
+    run = machine | {"name": "old", "complete": True, "kernels": known}
+    run["study"] = studies.load(path).model_dump(mode="json")
+    monkeypatch.setattr(read, "manifests", lambda *_: iter([("old", run)]))
+    monkeypatch.setattr(select_run, "measured", lambda *_, **__: "new")
+    assert select_run.named(study=path) == select_run.named(study=path, device="none") == "old"
+    assert capsys.readouterr().err == ""
+    write_module("another")
+    sys.path.pop()
+    assert select_run.named(study=path) == "new"
+    assert capsys.readouterr().err == f"{OWN} changed since the run 'old': a new one begins\n"
+    assert told(lambda: select_run.named(study=path, device="none")) == (
+        f"{OWN} changed since the run 'old', and device=none measures nothing: name a run"
+    )
 
 
 def interrupted(job):

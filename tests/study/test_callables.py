@@ -1,7 +1,6 @@
 """Functions of one's own: their names, where they are found, and how it is noticed that one has changed."""
 
 import hashlib
-import os
 import sys
 
 import pytest
@@ -27,27 +26,28 @@ def test_a_name_states_a_module_and_a_function(name):
     )
 
 
-def test_a_module_is_found_beside_the_study_that_names_it(write_study, write_module):
+def test_while_a_study_is_measured_a_module_is_found_beside_it(write_study, write_module):
     write_module("raise AssertionError('nobody imports it')")
     sys.path.pop()
-    assert studies.load(write_study()).implementations == TINY["implementations"]
+    before, path = [*sys.path], write_study(implementations=["sdpa.auto", OWN])
+    assert studies.load(path).implementations == ["sdpa.auto", OWN]
     assert "there is no module 'own': put own.py next to" in told(lambda: callables.file(OWN))
-    path = write_study(implementations=["sdpa.auto", OWN])
-    for _ in range(2):
-        studies.load(path)
-    assert os.environ[callables.BESIDE] == str(path.parent)
-    assert str(path.parent) not in sys.path
-    assert callables.file(OWN) == path.parent / "own.py"
+    with studies.modules_beside(str(path)):
+        assert callables.file(OWN) == path.parent / "own.py"
+    assert sys.path == before
 
 
-def test_a_module_may_lie_in_a_package(write_module):
+def test_a_module_may_lie_in_a_package_which_is_not_imported(write_module, tmp_path, monkeypatch):
+    name = "python.folder.own.attention"
     path = write_module("", beside="folder")
-    assert callables.file("python.folder.own.attention") == path
-    (path.parent / "__init__.py").write_text("import nothing_of_this_name")
-    write_module("", beside="folder")
-    assert "there is no module 'folder.own': put folder/own.py" in told(
-        lambda: callables.file("python.folder.own.attention")
-    )
+    assert callables.file(name) == path
+    (path.parent / "__init__.py").write_text("raise AssertionError('somebody imports it')")
+    assert callables.file(name) == path
+    # As Python does: a folder with an __init__.py comes before a folder without one, wherever they are on the path.
+    (tmp_path / "earlier" / "folder").mkdir(parents=True)
+    (tmp_path / "earlier" / "folder" / "own.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "earlier"), *sys.path])
+    assert callables.file(name) == path
 
 
 @pytest.mark.parametrize("module", ["folder", "sys", "own.sub"])

@@ -11,7 +11,8 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -22,7 +23,7 @@ from attnlab.base.errors import UserError
 
 PREFIX = "python."
 BESIDE = "ATTNLAB_BESIDE"
-"""The environment variable that tells processes which measure the folders of studies."""
+"""The environment variable that tells processes which measure the folder of their study."""
 _NAME = re.compile(r"python\.(\w+(?:\.\w+)*)\.(\w+)", re.ASCII)
 
 
@@ -46,7 +47,7 @@ def file(name: str) -> Path:
     """
     module, _ = parts(name)
     *packages, last = module.split(".")
-    folders = [Path(entry) for entry in (*sys.path, *_folders())]
+    folders = [Path(entry) for entry in (*sys.path, *filter(None, [_folder()]))]
     for package in packages:
         within = [there for folder in folders if os.path.isdir(there := folder / package)]
         regular = [folder for folder in within if os.path.isfile(folder / "__init__.py")]
@@ -63,8 +64,8 @@ def imported(name: str) -> ModuleType:
     """The module of a function; raises UserError where it has no file, and what importing it raises."""
     module, _ = parts(name)
     found = file(name)
-    folder = next((folder for folder in _folders() if found.is_relative_to(folder)), "")
-    if not folder:
+    folder = _folder()
+    if not (folder and found.is_relative_to(folder)):
         return import_module(module)
     if not any(isinstance(finder, _Beside) for finder in sys.meta_path):
         sys.meta_path.append(_Beside())
@@ -73,13 +74,19 @@ def imported(name: str) -> ModuleType:
     return import_module(f"{package}.{module}")
 
 
-def look_beside(study: Path) -> None:
-    """From now on, find modules next to this file first, in this process and in those that it starts."""
-    os.environ[BESIDE] = os.pathsep.join(dict.fromkeys([str(study.resolve().parent), *_folders()]))
+@contextmanager
+def beside(folder: Path) -> Iterator[None]:
+    """Inside, functions are found in this folder too, in this process and in those that it starts."""
+    before = _folder()
+    os.environ[BESIDE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ[BESIDE] = before
 
 
-def _folders() -> list[str]:
-    return list(filter(None, os.environ.get(BESIDE, "").split(os.pathsep)))
+def _folder() -> str:
+    return os.environ.get(BESIDE, "")
 
 
 class _Beside:
@@ -90,8 +97,9 @@ class _Beside:
         importing = sys._getframe(1)
         while importing.f_back and "importlib" in importing.f_code.co_filename:
             importing = importing.f_back
-        within = [folder for folder in _folders() if Path(importing.f_code.co_filename).is_relative_to(folder)]
-        return PathFinder.find_spec(module, within) if within and path is None else None
+        folder = _folder()
+        within = folder and path is None and Path(importing.f_code.co_filename).is_relative_to(folder)
+        return PathFinder.find_spec(module, [folder]) if within else None
 
 
 def hashes(names: Iterable[str]) -> dict[str, str]:

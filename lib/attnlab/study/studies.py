@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -86,9 +87,8 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
     multiplied out, and ``values: all`` is read as the list of all that are timed by default, so that a run records
     these. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. A step of an
-    implementation, such as its import, its first call or a check, that takes longer than `time_limit_s` and than its
-    calls should, is ended with its process, and fails the case. With `panel`, a
-    run on a GPU takes, after its first replicate, a panel that times the same calls with every available clock, and
+    implementation (its import, its first call, a check) that takes longer than `time_limit_s` is ended with its
+    process, and fails the case. With `panel`, a run on a GPU takes, after its first replicate, a panel that times the same calls with every available clock, and
     loads without pause; this takes minutes. After its shapes, a replicate answers `stream` requests of random shapes.
     Captured values come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
     """
@@ -196,12 +196,10 @@ def shown(name: str) -> str:
 def load(name: str | Path) -> Study:
     """Read a study: a name in studies/, or a path to a YAML file.
 
-    Where it names functions of one's own, their modules are from then on also found next to that file.
-
     Raises:
         UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
     """
-    path = Path(name) if str(name).endswith(FILES) else paths.STUDIES / f"{name}.yaml"
+    path = _path(name)
     if not path.is_file():
         there = sorted(p.stem for p in paths.STUDIES.glob("*.yaml"))
         ends = f"; a path to a study ends with {' or '.join(FILES)}" if Path(name).is_file() else ""
@@ -221,9 +219,19 @@ def load(name: str | Path) -> Study:
     for name in study.sweeps:
         if wrong := _misnamed(name, study.sweep(name)):
             raise UserError(f"{where}: sweeps: {wrong}: rename it")
-    if callables.among(study.implementations):
-        callables.look_beside(path)
     return study
+
+
+def modules_beside(name: str) -> AbstractContextManager[None]:
+    """Inside, functions are also found next to the file of a study, and in processes that are started there.
+
+    It is for measuring alone: to show a run imports nothing from there.
+    """
+    return callables.beside(_path(name).resolve().parent)
+
+
+def _path(name: str | Path) -> Path:
+    return Path(name) if str(name).endswith(FILES) else paths.STUDIES / f"{name}.yaml"
 
 
 def _misnamed(name: str, shapes: list[Shape]) -> str:

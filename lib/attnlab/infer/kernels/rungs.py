@@ -179,16 +179,17 @@ def stale(run: Run) -> Changes:
 
     A kernel is its source, the headers of ours that it includes, and its entry in the ladder. `kernel.best` changed at
     the shapes at which it would launch something else than it launched. A function of a user's own has changed if the
-    file of its module is here, and is another.
+    file of its module is here, and is another. A file in data/ is none of these: it came with a run, and isn't read.
     """
     prefixes = (ladder.PREFIX,) if (paths.kernels() / "ladder.toml").is_file() else ()
     recorded, named = run.manifest["kernels"], run.manifest["study"]["implementations"]
     measured = {name: recorded[name] for name in named if name in recorded and name.startswith(prefixes)}
     now = tuning.hashes(measured, run.manifest["device"]["name"])
-    for name in callables.among(recorded):
-        with suppress(UserError):  # it is not here
-            now |= callables.hashes([name])
-            measured[name] = recorded[name]
+    for name in callables.among(set(named) & set(recorded)):
+        with suppress(UserError, OSError):  # it is not here
+            if not callables.file(name).resolve().is_relative_to(paths.data().resolve()):
+                now |= callables.hashes([name])
+                measured[name] = recorded[name]
     changed: Changes = {name: None for name, value in measured.items() if now.get(name) != value and name != BEST}
     if BEST in measured and (at := _another_at(run, now)) != frozenset():
         changed[BEST] = at
