@@ -273,7 +273,7 @@ def test_an_output_that_is_farther_off_than_other_values_allow_is_judged_on_its_
 
 def test_rounding_may_cost_more_where_outputs_are_larger():
     # Measured where no element reached 2: by chance next to nothing, although rounding may cost half of 2^-10 there.
-    bound = Bound(Error(1e-4, 1e-5), Error(1e-5, 1e-6), unit=2.0**-10)
+    bound = Bound(Error(2.0**-10, 1e-5), Error(1e-5, 1e-6), unit=2.0**-10)
     assert bound.at(2.0**-10) == Error(1.5 * 2.0**-10, 1e-5 + 1e-6)
     assert bound.at(2.0**-9) == Error(1.5 * 2.0**-9, 1e-5 + 1e-6)
     assert bound.at(2.0**-14) == bound.at(2.0**-10)

@@ -16,7 +16,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA, OLDEST = 9, 6
+SCHEMA, OLDEST = 10, 6
 """The version of the layout, and the oldest of complete runs that are still read."""
 CASE = ("implementation", *Shape.AXES)
 TIMING = tuple(Timing.model_fields)

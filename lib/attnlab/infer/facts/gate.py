@@ -65,6 +65,8 @@ def outputs_of(shape: Shape) -> int:
 
 def share_pct(checks: pd.DataFrame) -> float:
     """The largest error in percent of what is allowed, by maximum or mean; an error of zero is 0 % of zero."""
-    largest = checks["max_error"] / (GATE_FACTOR * checks["framework_max_error"])
-    mean = checks["mean_error"] / (GATE_FACTOR * checks["framework_mean_error"])
-    return 100 * float(np.maximum(largest.fillna(0), mean.fillna(0)).max())
+    shares = [
+        checks[error] / checks[f"allowed_{error}"].fillna(GATE_FACTOR * checks[f"framework_{error}"])
+        for error in ("max_error", "mean_error")
+    ]
+    return 100 * float(np.maximum(*(share.fillna(0) for share in shares)).max())

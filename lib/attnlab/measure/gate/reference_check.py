@@ -16,6 +16,7 @@ from attnlab.measure.fp8 import accuracy
 from attnlab.measure.fp8.quantize import E4M3
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import Gate
+from attnlab.measure.gate.rounding import units
 from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Output
 from attnlab.measure.subjects.implementation import (
@@ -30,7 +31,6 @@ from attnlab.measure.subjects.implementation import (
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.measure.subjects.oracle import composed
 from attnlab.measure.subjects.sdpa import REGISTRY
-from attnlab.runs.rules import GATE_FACTOR
 from attnlab.study.shapes import Shape
 
 COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
@@ -42,8 +42,9 @@ REFERENCES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdp
 class Bound:
     """How far a tensor of an output may be from the reference's: what the gate allows, plus the reference's own error.
 
-    Both may come from other values than those that are compared. By chance they may be less than half a unit in the
-    last place of the largest element, which is what rounding an output may cost: they count as that at least.
+    Both may come from other values than those that are compared. By chance the reference's own error may be less than
+    half a unit in the last place of the largest element, which is the error that rounding an output may cost: it counts
+    as that at least. What the gate allows holds twice that already.
 
     Attributes:
         unit: the unit in the last place of the largest element, where errors were measured.
@@ -55,8 +56,7 @@ class Bound:
 
     def at(self, unit: float) -> Error:
         """The error allowed where the largest element has this unit in the last place; more if the unit is larger."""
-        half = self.unit / 2
-        maximum = max(self.gate.maximum, GATE_FACTOR * half) + max(self.own.maximum, half)
+        maximum = self.gate.maximum + max(self.own.maximum, self.unit / 2)
         grown = unit / self.unit if unit > self.unit > 0 else 1.0
         return Error(grown * maximum, self.gate.mean + self.own.mean)
 
@@ -240,5 +240,4 @@ def _largest(tensor: Tensor) -> Tensor:
 
 def _unit(largest: float, dtype: torch.dtype) -> float:
     """The unit in the last place of a number of this size; 0 for none."""
-    _, exponent = math.frexp(largest)
-    return torch.finfo(dtype).eps * 2.0 ** (exponent - 1) if 0 < largest < math.inf else 0.0
+    return units(torch.tensor(largest), dtype).item() if 0 < largest < math.inf else 0.0

@@ -1,4 +1,4 @@
-"""The error that rounding the scores to float32 causes, however good an implementation is."""
+"""The errors that rounding causes, however good an implementation is: of the output, and of scores to float32."""
 
 import math
 
@@ -11,6 +11,11 @@ from attnlab.measure.subjects.oracle import masked, of_each_head
 
 # Scores held at once, in elements: several arrays of 128 MiB of float64.
 HELD_SCORES = 2**24
+
+
+def units(of: Tensor, dtype: torch.dtype) -> Tensor:
+    """The unit in the last place of numbers of this size in a dtype, and that of its smallest ones below these."""
+    return torch.finfo(dtype).eps * torch.exp2(of.abs().clamp(min=torch.finfo(dtype).tiny).frexp().exponent - 1.0)
 
 
 def unavoidable(
@@ -55,3 +60,55 @@ def _of_slabs(q: Tensor, k: Tensor, v: Tensor, oracle: Tensor, causal: bool, sca
         most = queries.norm(dim=-1).amax(-1) * keys.norm(dim=-1).amax(-1)
         ulp = max(ulp, torch.finfo(torch.float32).eps * most.max().item() * factor)
     return Error(ulp * largest, ulp * total / oracle.numel())
+
+
+def unavoidable_in_training(given: Tensors, causal: bool, scale: float | None = None) -> tuple[Error, ...]:
+    """Likewise for O, dQ, dK and dV, where each element of dO·Vᵀ and each row of dO∘O is off by a float32 ulp too.
+
+    The ulp is that of |dO|·|v|, the largest value that their terms can add up to. With dS = P∘(dO·Vᵀ - D), where D is
+    the sum of a row of dO∘O, an error a of a score changes P by P∘(a - Σ P·a) and D by Σ dS·a; the errors b of dO·Vᵀ
+    and d of D change dS by P∘(b - d). Each output's variance is the sum of the squares of these terms' factors.
+
+    Args:
+        given: Q, K, V and the gradient of O.
+    """
+    q, k, v, gradient = (tensor.double() for tensor in given)
+    shared = q.shape[1] // k.shape[1]
+    found: tuple[list[Tensor], ...] = ([], [], [], [])
+    for each in zip(*(x.flatten(0, 1) for x in (*of_each_head(q, k, v), gradient)), strict=True):
+        for variances, variance in zip(found, _variances(*each, causal=causal, scale=scale), strict=True):
+            variances.append(variance)
+    errors = []
+    for variances, heads in zip(found, (1, 1, shared, shared), strict=True):
+        deviation = torch.stack(variances).unflatten(0, (-1, heads)).sum(1).clamp_(min=0).sqrt_()
+        errors.append(Error(deviation.max().item(), deviation.mean().item()))
+    return tuple(errors)
+
+
+def _variances(
+    q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The variances of O, dQ, dK and dV of one head."""
+    factor, eps = scale or 1 / math.sqrt(q.shape[-1]), torch.finfo(torch.float32).eps
+    scores = factor * (q @ k.T)
+    if causal:
+        scores.masked_fill_(masked(len(q), len(k), q.device), -math.inf)
+    p = scores.softmax(-1)
+    o, products = p @ v, gradient @ v.T
+    ds = p * (products - (gradient * o).sum(-1, keepdim=True))
+    of_score = (eps * factor * q.norm(dim=-1).max() * k.norm(dim=-1).max()) ** 2
+    of_product = (eps * gradient.norm(dim=-1).max() * v.norm(dim=-1).max()) ** 2
+    p2, ds2, both = p**2, ds**2, p * ds
+    sum_p2, sum_ds2, sum_both = (x.sum(-1, keepdim=True) for x in (p2, ds2, both))
+    keys, change = p @ k, ds @ k
+    to_o = p2 @ v**2 - 2 * o * (p2 @ v) + o**2 * sum_p2
+    to_dq = ds2 @ k**2 - 2 * keys * (ds2 @ k) + keys**2 * sum_ds2 + change**2 * sum_p2
+    to_dq -= 2 * change * (both @ k - keys * sum_both)
+    to_dk = (ds2 * (1 - 4 * p + sum_p2) + p2 * sum_ds2 + 2 * both * sum_both).T @ q**2
+    to_dv = (p2 * (1 - 2 * p + sum_p2)).T @ gradient**2
+    return (
+        of_score * to_o,
+        factor**2 * (of_score * to_dq + of_product * (p2 @ k**2 + keys**2)),
+        factor**2 * (of_score * to_dk + of_product * 2 * (p2.T @ q**2)),
+        of_score * to_dv,
+    )

@@ -60,6 +60,8 @@ def check(session: Session, shape: Shape, subject: Subject, found: Check, moment
         "mean_error": found.error.mean,
         "framework_max_error": found.framework_error.maximum,
         "framework_mean_error": found.framework_error.mean,
+        "allowed_max_error": found.allowed.maximum,
+        "allowed_mean_error": found.allowed.mean,
         "drawn_rms_error": found.drawn and found.drawn.rmse,
         "drawn_max_error": found.drawn and found.drawn.maximum,
         "differing": found.differing,
