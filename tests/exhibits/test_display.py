@@ -1,6 +1,7 @@
 """What notebooks show: escaped, aligned, described, and the same bytes each time."""
 
 import base64
+import os
 import re
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from bs4 import BeautifulSoup
 from matplotlib.colors import to_rgb
 from matplotlib.testing.compare import compare_images
+from nbclient import NotebookClient
+from nbformat import v4
 from reading import exhibit, html, plain
 from synthetic import inferred
 
@@ -148,6 +151,33 @@ def test_a_figure_is_not_left_open_to_be_shown_again():
     before = plt.get_fignums()
     Figure(drawing(), "", "")
     assert plt.get_fignums() == before
+
+
+SHOWS_A_FIGURE = """
+import matplotlib
+import matplotlib.pyplot as plt
+from attnlab.exhibits.catalogue import Show, exhibit
+from attnlab.exhibits.display import Figure
+before = matplotlib.rcParams.copy()
+
+@exhibit("kernels.drawn")
+def drawn():
+    plt.subplots()
+    return Figure(plt.gcf(), "", "")
+
+Show()("kernels.drawn")
+"""
+CHANGED_SETTINGS = "{name for name in before if name != 'interactive' and before[name] != matplotlib.rcParams[name]}"
+
+
+def test_plots_of_your_own_appear_after_a_figure_was_shown():
+    cells = [v4.new_code_cell(source) for source in (SHOWS_A_FIGURE, "plt.plot([1, 2])", CHANGED_SETTINGS)]
+    path = os.pathsep.join([str(paths.ROOT / "lib"), os.environ.get("PYTHONPATH", "")])
+    NotebookClient(v4.new_notebook(cells=cells)).execute(env=os.environ | {"PYTHONPATH": path})
+    shown, own, changed = ([output.data for output in cell.outputs] for cell in cells)
+    assert ["image/png" in data for data in shown] == [False]
+    assert ["image/png" in data for data in own] == [False, True]
+    assert [data["text/plain"] for data in changed] == ["set()"]
 
 
 def test_a_column_with_one_value_is_said_once_below_the_table():

@@ -17,13 +17,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ParamSpec, TypeVar
 
-import matplotlib.pyplot as plt
-
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
 from attnlab.exhibits import cells, tex
 from attnlab.exhibits.display import FILES, Bundle, Content, Missing, Prose, files
-from attnlab.exhibits.style import STYLE
+from attnlab.exhibits.style import styled
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.study.shapes import Shape
@@ -228,7 +226,7 @@ def _telling_what_is_missing(
         if where is not None and not where(args[0]):  # type: ignore[arg-type]
             return None
         try:
-            with plt.style.context(STYLE):
+            with styled():
                 return make(*args, **kwargs)
         except NotMeasured as missing:
             return Missing(f"*{missing}.*")

@@ -4,10 +4,9 @@ import colorsys
 import re
 from io import BytesIO
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from attnlab.exhibits.style import LOOKS, OTHERS, STYLE
+from attnlab.exhibits.style import LOOKS, OTHERS, styled
 
 LEAST_PX = 9.5
 """No letter is smaller on a page; a narrow screen scrolls the drawing instead."""
@@ -34,7 +33,7 @@ def pdf(drawing: Figure) -> bytes:
 
 def _saved(drawing: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     file = BytesIO()
-    with plt.style.context([STYLE, {"svg.hashsalt": "attnlab", "svg.fonttype": "none", "pdf.fonttype": 3}]):
+    with styled(**{"svg.hashsalt": "attnlab", "svg.fonttype": "none", "pdf.fonttype": 3}):
         drawing.savefig(file, format=kind, metadata=metadata)
     return file.getvalue()
 

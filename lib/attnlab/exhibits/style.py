@@ -6,7 +6,8 @@ shows, it is smaller than the marker.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ AXIS_TITLES = {
     "kv_heads": "heads of keys and values",
     "kv_len": "keys",
 }
+
+
+@contextmanager
+def styled(**more: Any) -> Iterator[None]:
+    """Inside, figures are drawn in the project's style, and with these settings; outside, settings stay as they are."""
+    # This starts a notebook's backend, which then sets that plots are shown. The context would undo that.
+    plt.draw_if_interactive()
+    with plt.style.context([STYLE, more]):
+        yield
 
 
 def look(name: str) -> dict[str, Any]:
