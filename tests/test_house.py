@@ -65,8 +65,8 @@ def test_environment_yml_is_one_that_conda_reads():
     assert stated["channels"] == ["conda-forge"]
     *conda_packages, pip = stated["dependencies"]
     assert conda_packages == ["python=3.12", "pip"]
-    constraint, *packages = pip["pip"]
-    assert constraint == "-c requirements.lock"
+    constraint, checkout, *packages = pip["pip"]
+    assert (constraint, checkout) == ("-c requirements.lock", "-e .")  # pip runs in the folder of the file
     assert {Requirement(package).name for package in packages} == {
         environment_yml.name_of(one) for one in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["cpu"]]
     }

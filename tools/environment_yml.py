@@ -9,6 +9,7 @@ from attnlab.base import paths
 HEADER = """\
 # For conda: `conda env create -f environment.yml`, `conda activate attnlab`, `make report PYTHON=python`.
 # Written by `make lock` from pyproject.toml and requirements.lock; pip takes what these pull in from the lock too.
+# Both paths below are relative to this file, and attnlab itself is installed from this checkout.
 name: attnlab
 channels:
   - conda-forge
@@ -17,13 +18,14 @@ dependencies:
   - pip
   - pip:
       - -c requirements.lock
+      - -e .
 """
 CUDA_NOTE = "      # On a machine with an NVIDIA driver of 580 or newer, these as well:\n"
 KERNELS_NOTE = "      # On Linux or Windows, for `make kernels`, these as well:\n"
 
 
 def environment(root: Path) -> str:
-    """The text of environment.yml: what rendering, JupyterLab and measuring on the CPU import, as locked."""
+    """The text of environment.yml: attnlab, and as locked all that rendering, JupyterLab and measuring on the CPU import."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     pins = locked((root / "requirements.lock").read_text())
     extras = project["optional-dependencies"]
