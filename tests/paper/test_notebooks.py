@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import synthetic
 import yaml
 from bs4 import BeautifulSoup
 from conftest import Quickly, torch_as_it_was
+from traitlets.config.loader import PyFileConfigLoader
 
 from attnlab import select_run
 from attnlab.base import paths
@@ -128,6 +130,25 @@ def test_the_report_shows_exhibits_of_the_pages_each_once():
     assert set(shown) <= set(catalogue.every())
     assert len(set(shown)) == len(shown)
     assert [id for cell in cells("report") for id in assemble.named(cell.source)] == [catalogue.RUN, *shown]
+
+
+def test_saving_in_jupyterlab_writes_the_py_too(tmp_path):
+    contents = pytest.importorskip(
+        "jupyter_server.services.contents.filemanager", reason="the extra `lab` is not installed"
+    )
+    config = PyFileConfigLoader("jupyter_server_config.py", path=str(paths.ROOT / "tools" / "lab")).load_config()
+    manager = contents.FileContentsManager(root_dir=str(tmp_path), config=config)
+    for part in ("02_baseline", "copy"):
+        shutil.copy(source("02_baseline"), tmp_path / f"{part}.ipynb")
+        opened = manager.get(f"{part}.ipynb")
+        opened["content"]["cells"].append(
+            nbformat.v4.new_code_cell("1 + 1", outputs=[nbformat.v4.new_output("stream")])
+        )
+        manager.save(opened, f"{part}.ipynb")
+    assert not nbformat.read(tmp_path / "02_baseline.ipynb", as_version=4).cells[-1].outputs
+    as_it_was = source("02_baseline").with_suffix(".py").read_text()
+    assert (tmp_path / "02_baseline.py").read_text() == f"{as_it_was}\n# %%\n1 + 1\n"
+    assert not (tmp_path / "copy.py").exists()  # git does not track it
 
 
 # ------------------------------------------------------------------------------------------------- as they are run

@@ -1,10 +1,15 @@
-"""Has JupyterLab save the notebooks that git tracks as they are: without outputs, and without what a kernel adds."""
+"""Has JupyterLab save the notebooks that git tracks as they are: without outputs, and without what a kernel adds.
+
+The .py beside a notebook is written with it.
+"""
 
 import json
 import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
+
+import jupytext
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 TRACKED = subprocess.run("git ls-files", shell=True, cwd=NOTEBOOKS, capture_output=True, text=True).stdout.split()
@@ -22,6 +27,14 @@ def as_tracked(model: dict[str, Any], path: str, **_: Any) -> None:
             cell |= {"outputs": [], "execution_count": None}
 
 
-warnings.filterwarnings("ignore", "Overriding existing pre_save_hook")  # the server reads this file more than once
+def with_its_py(os_path: str, model: dict[str, Any], **_: Any) -> None:
+    """Write the .py of a notebook that was saved."""
+    if model["path"] in TRACKED and model["type"] == "notebook":
+        jupytext.write(jupytext.read(os_path), Path(os_path).with_suffix(".py"), fmt="py:percent")
+
+
+# The server reads this file more than once.
+warnings.filterwarnings("ignore", "Overriding existing (pre|post)_save_hook")
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
 c.ContentsManager.pre_save_hook = as_tracked
+c.FileContentsManager.post_save_hook = with_its_py
