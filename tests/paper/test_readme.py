@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import synthetic
 from published import RUN as PUBLISHED
@@ -103,10 +102,17 @@ def test_another_latency_is_another_block(published, block):
     assert text(block, changed) != text(block, published)
 
 
+def of_study(found: Results, name: str = readme.STUDY, kind: str = "cuda") -> Results:
+    """The same, but of the study of this name, on this kind of device."""
+    stated = found.run.manifest
+    changes = {"study": stated["study"] | {"name": name}, "device": stated["device"] | {"kind": kind}}
+    return synthetic.changed(found, manifest=changes)
+
+
 @pytest.fixture
 def climbed(monkeypatch) -> Results:
     """A run with kernels, which `update` finds under any name."""
-    found = synthetic.climbed()
+    found = of_study(synthetic.climbed())
     monkeypatch.setattr(readme, "load", lambda run: found)
     monkeypatch.setattr(read, "load", lambda name: found.run)
     return found
@@ -126,7 +132,7 @@ def test_a_run_with_kernels_shows_its_ladder(climbed, tmp_path):
 
 
 def test_a_run_without_kernels_says_so(monkeypatch, tmp_path):
-    inferred = synthetic.inferred()
+    inferred = of_study(synthetic.inferred())
     monkeypatch.setattr(readme, "load", lambda run: inferred)
     monkeypatch.setattr(read, "load", lambda name: inferred.run)
     written(tmp_path, {block.readme: empty(block) for block in readme.BLOCKS})
@@ -161,12 +167,13 @@ def test_a_readme_without_markers_is_refused_and_nothing_is_written(climbed, tmp
     assert not (tmp_path / "figures").exists()
 
 
-def test_a_run_without_a_sweep_of_lengths_is_refused(monkeypatch, tmp_path):
-    inferred = synthetic.inferred()
-    manifest = inferred.run.manifest
-    sweeps = {name: sweep for name, sweep in manifest["study"]["sweeps"].items() if name != "seq_len"}
-    run = replace(inferred.run, manifest=manifest | {"study": manifest["study"] | {"sweeps": sweeps}})
-    monkeypatch.setattr(read, "load", lambda name: run)
-    monkeypatch.setattr(readme, "load", lambda name: Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS)))
-    with pytest.raises(UserError, match="the study of 'synthetic' has no sweep 'seq_len' to show: name another run"):
-        readme.update(tmp_path, "synthetic")
+@pytest.mark.parametrize(("name", "kind"), [("gpu", "cpu"), ("quick", "cuda")])
+def test_a_run_of_another_study_or_of_a_cpu_is_refused_and_nothing_is_written(monkeypatch, tmp_path, name, kind):
+    monkeypatch.setattr(readme, "load", lambda run: of_study(synthetic.climbed(), name, kind))
+    texts = {block.readme: empty(block) for block in readme.BLOCKS}
+    written(tmp_path, texts)
+    said = f"the READMEs show a run of the study 'gpu' on a GPU, and 'trial' is of '{name}' on .*: name another run"
+    with pytest.raises(UserError, match=said):
+        readme.update(tmp_path, "trial")
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts
+    assert not (tmp_path / "figures").exists()

@@ -16,7 +16,8 @@ from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.markdown import without_html
 from attnlab.infer.results import Results, load
 
-SWEEP = "seq_len"
+STUDY = "gpu"
+"""The only study whose runs the READMEs show, those of GPUs: a trial on a CPU doesn't write over the published run."""
 THROUGHPUT, CLIMB, LADDER = "baseline.throughput", "kernels.climb", "kernels.ladder"
 
 
@@ -107,14 +108,18 @@ def update(root: Path, run: str) -> None:
     """Draw the pictures into figures/ and write each block between the markers of its README.
 
     Raises:
-        UserError: the run isn't there, isn't complete or has no sweep of lengths, or a README has no markers. Nothing
-            is written then.
+        UserError: the run isn't there, isn't complete or isn't of `STUDY` on a GPU, or a README has no markers.
+            Nothing is written then.
     """
     results = load(run)
     if not results.run.complete:
         raise UserError(f"the run {run!r} is not complete: `make measure RUN={run}` goes on with it")
-    if SWEEP not in results.study.sweeps:
-        raise UserError(f"the study of {run!r} has no sweep {SWEEP!r} to show: name another run")
+    device, study = results.run.manifest["device"], results.study.name
+    if (device["kind"], study) != ("cuda", STUDY):
+        raise UserError(
+            f"the READMEs show a run of the study {STUDY!r} on a GPU, and {run!r} is of {study!r} on {device['name']}: "
+            "name another run"
+        )
     written: dict[Path, bytes] = {}
     for block in BLOCKS:
         readme = root / block.readme
