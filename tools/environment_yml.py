@@ -25,7 +25,7 @@ KERNELS_NOTE = "      # On Linux or Windows, for `make kernels`, these as well:\
 
 
 def environment(root: Path) -> str:
-    """The text of environment.yml: attnlab, and as locked all that rendering, JupyterLab and measuring on the CPU import."""
+    """The text of environment.yml: attnlab, and as locked what rendering, JupyterLab and measuring on a CPU import."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     pins = locked((root / "requirements.lock").read_text())
     extras = project["optional-dependencies"]
