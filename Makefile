@@ -32,8 +32,6 @@ CODE := lib tests tools benchmarks
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
 
-comma := ,
-
 TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
 # What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
 report_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
@@ -59,7 +57,9 @@ endif
 
 # CUDA's libraries only where there is a driver that can use them.
 FIND_DRIVER := driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null)
-HARDWARE := $(if $(filter cpu,$(DEVICE)),cpu,$(shell $(FIND_DRIVER); [ "$${driver%%.*}" -ge $(DRIVER) ] 2>/dev/null && echo cuda || echo cpu))
+# The build of PyTorch, whatever DEVICE says now: one that has only seen DEVICE=cpu serves DEVICE=cuda later.
+BUILD := $(shell $(FIND_DRIVER); [ "$${driver%%.*}" -ge $(DRIVER) ] 2>/dev/null && echo cuda || echo cpu)
+HARDWARE := $(if $(filter cpu,$(DEVICE)),cpu,$(BUILD))
 
 export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
 export JUPYTER_PLATFORM_DIRS := 1
@@ -76,8 +76,10 @@ MEASURING = $(if $(GPUS),$(if $(PYTHON),,.gpu)) $(call ready,$(HARDWARE)$(if $(G
 # any stamp that exists will do.
 ifeq ($(PYTHON),)
 python := .venv/bin/python
+# Whatever its stamps say, a .venv is none that tools/environment.py is changing, or was when it was killed.
+whole := $(shell [ ! -s .venv.lock ] && $(python) -Ic 'import pip' 2>/dev/null && echo whole)
 ready = .venv/.ready-$(1)
-rendering := $(firstword $(wildcard .venv/.ready-*) $(call ready,render))
+rendering := $(firstword $(if $(whole),$(wildcard .venv/.ready-*)) $(call ready,render))
 else
 python := $(PYTHON)
 ready = .usable
@@ -212,20 +214,12 @@ NEEDED := pandas papermill pydantic yaml
 	lacks=$$($(python) -c 'import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if not find_spec(name)])' $(NEEDED)); \
 	[ -z "$$lacks" ] || refuse "lacks $$lacks: install attnlab into it"
 
-# The first python3 that is new enough makes the environment.
-.venv/bin/python:
-	for candidate in python3 python3.13 python3.12 python3.11; do \
+# The first python3 that is new enough makes the environment. One stamp for each set of extras; installing one leaves the
+# others, and all are made again when the lock changes.
+.PHONY: .again
+.venv/.ready-%: pyproject.toml requirements.lock $(if $(whole),,.again)
+	for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
 	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then chosen=$$candidate; break; fi; \
 	done; \
 	[ "$$chosen" ] || { echo 'attnlab needs Python 3.11 or newer: install it, or name an interpreter with PYTHON=...' >&2; exit 1; }; \
-	echo "making .venv with $$($$chosen --version)"; \
-	$$chosen -m venv .venv || { rm -rf .venv; exit 1; }
-
-# One stamp for each set of extras; installing one leaves the others, and all are made again when the lock changes.
-.venv/.ready-%: pyproject.toml requirements.lock | .venv/bin/python
-	echo 'installing attnlab [$(subst -,$(comma) ,$*)] as requirements.lock pins it; .venv/pip.log says how far it is'
-	.venv/bin/python -m pip install --no-input -c requirements.lock -e '.$(patsubst %,[%],$(subst -,$(comma),$(filter-out render,$*)))' \
-	  > .venv/pip.log 2>&1 || { if grep -q 'Retry(total=0' .venv/pip.log; \
-	  then echo 'the package index does not answer: connect this machine, or name a mirror by PIP_INDEX_URL'; \
-	  else grep -v "^WARNING" .venv/pip.log | tail -n 5; fi >&2; exit 1; }
-	touch $@
+	$$chosen tools/environment.py $* $(BUILD)
