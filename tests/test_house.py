@@ -135,6 +135,26 @@ def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
     assert shown.stdout.split(":") == [f"{ROOT}/lib", "/elsewhere\n"]
 
 
+def program(file: Path, script: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def environment(folder: Path, python: str) -> None:
+    """An environment whose Python is a script."""
+    program(folder / ".venv" / "bin" / "python", python)
+
+
+def driver(folder: Path, version: str) -> None:
+    """A driver, to those who have the folder's `path`."""
+    program(folder / "bin" / "nvidia-smi", f"echo {version}")
+
+
+def path(folder: Path) -> str:
+    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+
 @pytest.mark.parametrize(
     ("words", "stamp"),
     [
@@ -150,20 +170,32 @@ def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
 def test_each_target_installs_only_what_it_needs(tmp_path, words, stamp):
     for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path)
-    extras = "" if stamp == "render" else f"[{stamp.replace('-', ',')}]"
-    said = make("-n", *words, cwd=tmp_path).stdout
-    assert f"-c requirements.lock -e '.{extras}'" in said
-    assert said.count("pip install") == 1
-    assert f"touch .venv/.ready-{stamp}\n" in said
-    # What stands is not installed again, until the lock changes.
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name in ("bin/python", f".ready-{stamp}"):
-        (tmp_path / ".venv" / name).touch()
-    assert "pip install" not in make("-n", *words, cwd=tmp_path).stdout
-    assert "pip install" not in make("-n", "report", "RUN=x", cwd=tmp_path).stdout
+    installing = f"tools/environment.py {stamp} cpu\n"
+    driver(tmp_path, "570.1")
+    said = make("-n", *words, cwd=tmp_path, PATH=path(tmp_path)).stdout
+    assert said.count("tools/environment.py") == said.count(installing) == 1
+    # What stands is not installed again, until the lock changes, its Python is gone or an installation is cut off.
+    environment(tmp_path, "exit 0")
+    (tmp_path / ".venv" / f".ready-{stamp}").touch()
+    assert "environment.py" not in make("-n", *words, cwd=tmp_path).stdout
+    assert "environment.py" not in make("-n", "report", "RUN=x", cwd=tmp_path).stdout
+    lock = tmp_path / "requirements.lock"
+    times = lock.stat().st_atime, lock.stat().st_mtime
     later = (tmp_path / ".venv" / f".ready-{stamp}").stat().st_mtime + 10
-    os.utime(tmp_path / "requirements.lock", (later, later))
-    assert "pip install" in make("-n", *words, cwd=tmp_path).stdout
+    os.utime(lock, (later, later))
+    assert installing in make("-n", *words, cwd=tmp_path, PATH=path(tmp_path)).stdout
+    os.utime(lock, times)
+    for name, content in ((".venv.lock", "installing\n"), (".venv/bin/python", "#!/bin/sh\nexit 1\n")):
+        (tmp_path / name).write_text(content)
+        assert installing in make("-n", *words, cwd=tmp_path, PATH=path(tmp_path)).stdout
+        assert "environment.py render cpu" in make("-n", "report", "RUN=x", cwd=tmp_path, PATH=path(tmp_path)).stdout
+        (tmp_path / ".venv.lock").write_text("")
+
+
+def test_where_there_is_a_driver_pytorch_is_the_build_for_it_whatever_device_says(tmp_path):
+    driver(tmp_path, "580.95.05")
+    said = [make("-n", "lab", *words, PATH=path(tmp_path)).stdout for words in ((), ("DEVICE=cpu",))]
+    assert [re.search(r"environment.py (.*)", words)[1] for words in said] == ["cuda-lab cuda", "cpu-lab cuda"]
 
 
 @pytest.mark.parametrize(
@@ -177,12 +209,10 @@ def test_each_target_installs_only_what_it_needs(tmp_path, words, stamp):
     ],
 )
 def test_what_stops_an_installation_is_said(tmp_path, log, said):
-    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
-        shutil.copy(ROOT / name, tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f"#!/bin/sh\necho '{log}'\nexit 1\n")
-    python.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "tools/environment.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    environment(tmp_path, f"[ \"$1\" = -Ic ] || {{ echo '{log}'; exit 1; }}")
     first, *others = make("report", "RUN=x", cwd=tmp_path).stderr.splitlines()
     assert first.startswith(said)
     assert [line.startswith("make: ***") for line in others] == [True]
@@ -318,7 +348,10 @@ def test_every_package_and_every_folder_is_explained():
     assert listed == (packages - within) | modules | tops
 
 
-def test_the_continuous_integration_runs_the_readmes_test_command():
+def test_the_readmes_first_commands_are_targets_and_the_continuous_integration_tests_as_it_says():
+    first = re.search(r"^```\n(.*?)^```", README.partition("<!--")[0], re.DOTALL | re.MULTILINE)[1]
+    assert re.findall(r"^make \w+", first, re.MULTILINE) == ["make report", "make test"]
+    assert {"report", "test"} <= set(TARGETS)
     script = ROOT / ".ci" / "run"
     assert "\nmake test\n" in script.read_text()
     assert script.read_text().endswith("\nmake kernels\n")

@@ -102,7 +102,8 @@ def _pip(words: list[str], lock: TextIO) -> str:
     """Have pip install; "" if it did, else what it printed."""
     with open(LOG, "w") as log:
         status = _run([PYTHON, "-m", "pip", "install", "--no-input", "-c", "requirements.lock", *words], lock, log)
-    return f"{LOG.read_text(errors='replace')}\npip ended with status {status}" if status else ""
+    ended = [f"pip was ended by signal {-status}"] if status < 0 else []
+    return "\n".join([LOG.read_text(errors="replace"), *ended]) if status else ""
 
 
 def _run(command: list[str | Path], lock: TextIO, log: TextIO | None = None) -> int:
