@@ -371,7 +371,7 @@ def by_table(monkeypatch, data):
 def write_module(tmp_path, monkeypatch) -> Iterator[Callable[..., Path]]:
     """Writes a user's own module `own`, which Python finds beside the studies of `write_study` from then on."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delenv("ATTNLAB_BESIDE", raising=False)
+    monkeypatch.delenv("BESIDE_STUDY", raising=False)
 
     def write(text: str, beside: str = ".") -> Path:
         path = tmp_path / beside / "own.py"

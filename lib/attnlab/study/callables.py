@@ -22,7 +22,7 @@ from typing import Any
 from attnlab.base.errors import UserError
 
 PREFIX = "python."
-BESIDE = "ATTNLAB_BESIDE"
+BESIDE = "BESIDE_STUDY"
 """The environment variable that tells processes which measure the folder of their study."""
 _NAME = re.compile(r"python\.(\w+(?:\.\w+)*)\.(\w+)", re.ASCII)
 
