@@ -42,7 +42,9 @@ def test_what_differs_between_two_runs_on_the_same_inputs_is_found():
 
 def test_errors_of_zero_and_errors_without_end():
     checks = pd.DataFrame({"max_error": [0.0, np.inf, 1.0], "framework_max_error": [0.0, 1.0, 0.0]})
-    checks = checks.assign(mean_error=0.0, framework_mean_error=0.0, allowed_max_error=None, allowed_mean_error=None)
+    checks = checks.assign(
+        mean_error=0.0, framework_mean_error=0.0, allowed_max_error=np.nan, allowed_mean_error=np.nan
+    )
     assert [gate.share_pct(checks.iloc[rows]) for rows in ([0], [0, 1], [2])] == [0, np.inf, np.inf]
 
 

@@ -196,7 +196,7 @@ def test_a_manifest_laid_out_anew_is_the_same(data, finished):
     assert read.load("one").manifest == manifest
 
 
-READS = "this attnlab reads 6 to 9, and of a run that was cut off 9 alone"
+READS = "this attnlab reads 6 to 10, and of a run that was cut off 10 alone"
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,7 @@ def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch):
         assert frame.empty or set(frame["values"]) == {"normal"}
     assert run.cases["alone_differing"].isna().all()
     assert run.checks["drawn_rms_error"].isna().all()
+    assert run.checks["allowed_max_error"].isna().all()
     axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
     assert {Shape(**one) for one in axes} == set(studies.recorded(run.manifest).shapes)
 

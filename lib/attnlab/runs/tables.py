@@ -208,7 +208,7 @@ CHECKS = Table(
         Column(
             "allowed_max_error",
             ERROR,
-            "the largest error with which the check passes ([docs/method.md](../docs/method.md#correctness-gate)); where "
+            "the largest error with which the check passes ([method](../docs/method.md#correctness-gate)); where "
             f"it is empty, {GATE_FACTOR:g} times `framework_max_error`, and on other than normal values no less",
             empty=True,
             since=10,

@@ -56,14 +56,15 @@ class Gate:
     """The oracle for one set of inputs, against which any number of implementations is checked.
 
     The mean error may be at most `GATE_FACTOR` times the framework's own on the same inputs. The largest may be at most
-    `GATE_FACTOR` times the sum of the framework's own and half a unit in the last place of the output's largest element,
-    the error of rounding it once; this is the criterion of FlashAttention's test suite. The largest of few errors may be
-    small by luck. A mean is not, and there such a step would let a scale pass that is wrong by 1 %.
+    `GATE_FACTOR` times the sum of the framework's own and half a unit in the last place of the output's largest
+    element, the error of rounding it once; this is the criterion of FlashAttention's test suite. The largest of few
+    errors may be small by luck. A mean is not, and there such a step would let an output pass that is off by 1 %.
 
     In float32 an error depends on how the last bits of a few scores were rounded: those of keys with large weights, of
     keys that nearly tie, or of the single key in a tile's remainder. The framework may be luckier there than an
     implementation that is just as good. `rounding.unavoidable` therefore takes the place of the framework's error where
-    it is larger. In a forward pass on normal inputs it does so for the largest error only. In float16 and bfloat16 the framework's error is far larger than that.
+    it is larger. In a forward pass on normal inputs it does so for the largest error only. In float16 and bfloat16 the
+    framework's error is far larger than that.
 
     What computes in FP8 is held to the numbers that its e4m3 inputs stand for: the oracle is of these, and in place of
     the framework's own error stands that of PyTorch's operations which round where FP8 does (`fp8.accuracy`). How far

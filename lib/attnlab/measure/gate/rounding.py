@@ -75,12 +75,13 @@ def unavoidable_in_training(given: Tensors, causal: bool, scale: float | None = 
     q, k, v, gradient = (tensor.double() for tensor in given)
     shared = q.shape[1] // k.shape[1]
     found: tuple[list[Tensor], ...] = ([], [], [], [])
-    for each in zip(*(x.flatten(0, 1) for x in (*of_each_head(q, k, v), gradient)), strict=True):
-        for variances, variance in zip(found, _variances(*each, causal=causal, scale=scale), strict=True):
+    heads = (x.flatten(0, 1) for x in (*of_each_head(q, k, v), gradient))
+    for queries, keys, values, towards in zip(*heads, strict=True):
+        for variances, variance in zip(found, _variances(queries, keys, values, towards, causal, scale), strict=True):
             variances.append(variance)
     errors = []
-    for variances, heads in zip(found, (1, 1, shared, shared), strict=True):
-        deviation = torch.stack(variances).unflatten(0, (-1, heads)).sum(1).clamp_(min=0).sqrt_()
+    for variances, together in zip(found, (1, 1, shared, shared), strict=True):
+        deviation = torch.stack(variances).unflatten(0, (-1, together)).sum(1).clamp_(min=0).sqrt_()
         errors.append(Error(deviation.max().item(), deviation.mean().item()))
     return tuple(errors)
 
