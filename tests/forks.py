@@ -168,12 +168,20 @@ def kill_at(step: int) -> None:
     watch(pytest.MonkeyPatch(), step, lambda: os.killpg(0, signal.SIGKILL))
 
 
+def kill_at_survey() -> None:
+    """Kill the group when it is about to look at the machine."""
+    import conftest
+
+    conftest.quick_survey = lambda *_: os.killpg(0, signal.SIGKILL)
+
+
 def live(name: str) -> int:
     """Everything that happens to a run on the disk, from its beginning or where it was cut off, without measuring."""
-    with write.lock(name):
-        of_models = name.startswith(schema.OF_MODELS)
+    of_models = name.startswith(schema.OF_MODELS)
+    manifest, work = (small.model_manifest(), "plan") if of_models else (small.manifest(), "study")
+    with write.lock(name, {work: manifest[work]}):
         if not (schema.folder(name) / "manifest.json").is_file():
-            write.create(name, small.model_manifest() if of_models else small.manifest())
+            write.create(name, manifest)
         if not read.read_manifest(name)["complete"]:
             for table, key, rows in MODEL_BLOCKS if of_models else BLOCKS:
                 write.add_part(name, table, key, rows)

@@ -144,6 +144,8 @@ def _measure(options: argparse.Namespace) -> str:
                 f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
             )
         write.require_incomplete(options.run, manifest)  # whatever device is here
+    elif options.run and not stated and (begun := write.begun(options.run)):
+        study = studies.parse(begun["study"], options.run)
     else:
         stated = stated or select_run.default_study(options.device, bool(options.gpus or options.scheduler))
         study = studies.load(stated)

@@ -117,7 +117,7 @@ def measured(
     """
     _, record = _measuring_half()
     if name and (gpus or scheduler):
-        with write.lock(name):  # before a cluster is started in vain
+        with write.lock(name, {"study": study.model_dump(mode="json")}):  # before a cluster is started in vain
             pass
     wanted = device if device != "auto" else study.device
     with ExitStack() as stack:

@@ -32,6 +32,7 @@ from attnlab.measure.instruments import devices, telemetry
 from attnlab.measure.session import record, worker
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
+from attnlab.study import studies
 
 CASE = [*schema.CASE, "replicate", "status"]
 BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
@@ -204,6 +205,36 @@ def test_killed_at_a_step_on_the_disk_a_run_goes_on(forks, data, within, share):
         status, said = forks.run(("kill_at", step), ("live", name))
         assert status == -signal.SIGKILL, said
         goes_on(name, whole)
+
+
+def test_killed_before_it_has_a_manifest_a_run_begins_again_with_the_same_study_alone(forks, study, data):
+    measure = ("command", "measure", "--run", "killed")
+    status, said = forks.run(("kill_at_survey",), (*measure, "--study", str(study(2))))
+    assert status == -signal.SIGKILL, said
+    assert not (data / "killed" / "manifest.json").exists()
+    assert forks.run((*measure, "--study", str(study(3)))) == (
+        1,
+        [
+            "attnlab: the run 'killed' was killed before anything was recorded, and is of another study: state the "
+            "same, or choose another name"
+        ],
+    )
+    assert len(studies.parse(write.begun("killed")["study"], "killed").shapes) == 2
+    status, said = forks.run(measure)
+    assert status == 0, said
+    run = read.load("killed")
+    assert run.complete
+    assert len(studies.recorded(run.manifest).shapes) == 2
+    assert set(os.listdir(data / "killed")) == {"manifest.json", *run.manifest["files"]}
+
+
+def test_the_work_of_a_run_without_a_manifest_that_was_changed_is_refused_in_a_line(forks, study, data):
+    measure = ("command", "measure", "--run", "killed")
+    forks.run(("kill_at_survey",), (*measure, "--study", str(study(2))))
+    (data / "killed" / write.BEGUN).write_text("{")
+    said = f"attnlab: {data}/killed/{write.BEGUN} was changed: delete {data}/killed/, which holds no sample"
+    for words in (measure, (*measure, "--study", str(study(2)))):
+        assert forks.run(words) == (1, [said])
 
 
 def test_a_process_that_dies_among_its_blocks_is_told_in_a_line_and_gone_on_with(forks, study, data):

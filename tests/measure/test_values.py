@@ -408,7 +408,7 @@ def test_a_run_of_another_file_is_not_gone_on_with(file, begin, one_thread, unlo
     ],
     ids=["missing", "empty", "a text", "no tensors", "flat", "too few heads", "another layer", "no keys"],
 )
-def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_path, data, content, said):
+def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_path, data, capsys, content, said):
     path = tmp_path / "held.safetensors"
     if isinstance(content, dict):
         save_file(content, path)
@@ -418,6 +418,7 @@ def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_pat
     for begins in (captured.digests, lambda study: record.record("one", study, "cpu", Quickly(ThreadPoolExecutor(1)))):
         assert re.fullmatch(said.format(re.escape(str(path))), told(partial(begins, study)))
     assert not (data / "one").exists()
+    assert "looking at the machine" not in capsys.readouterr().err
 
 
 def test_a_study_whose_target_is_captured_is_planned_beyond_what_was_captured(file, unlocked):

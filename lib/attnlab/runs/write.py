@@ -29,6 +29,9 @@ from attnlab.study import studies
 LAST = ("cases", "panel")
 """Tables whose blocks are written after all others of their shape or case: with them, it counts as recorded."""
 
+BEGUN = "begun.json"
+"""The file that holds the work of a run which has no manifest yet."""
+
 
 def create(name: str, manifest: Manifest) -> None:
     """Begin a run: make its folder, with a manifest that says that it isn't complete.
@@ -46,11 +49,16 @@ def create(name: str, manifest: Manifest) -> None:
 
 
 @contextmanager
-def lock(name: str) -> Iterator[None]:
+def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
     """Hold the run for writing. A second process is refused.
 
+    Args:
+        stated: the field of the manifest that states a new run's work. It is kept until there is a manifest, so that a
+            run that was killed before that begins again with the same work alone.
+
     Raises:
-        UserError: another process is measuring into this run, or there is something of this name that is no run.
+        UserError: another process is measuring into this run, there is something of this name that is no run, or the
+            run was killed before it had a manifest and its work was another.
     """
     target = folder(name)
     manifest = target / "manifest.json"
@@ -65,7 +73,11 @@ def lock(name: str) -> Iterator[None]:
         try:
             if not manifest.is_file():
                 _require_nothing(name)
-            yield
+                _keep_work(name, stated or {})
+            try:
+                yield
+            finally:
+                (target / BEGUN).unlink(missing_ok=True)
         finally:
             if not manifest.is_file():
                 _remove_unbegun(name)
@@ -74,9 +86,37 @@ def lock(name: str) -> Iterator[None]:
 def _require_nothing(name: str) -> None:
     """Raise UserError if a folder without a manifest holds more than a run that was killed as it began leaves."""
     target = folder(name)
-    others = {path.name for path in target.iterdir()} - {".lock", PARTS, *_drafts(name)}
+    others = {path.name for path in target.iterdir()} - {".lock", BEGUN, PARTS, *_drafts(name)}
     if others or any((target / PARTS).glob("*.parquet")):
         raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
+
+
+def begun(name: str) -> Manifest:
+    """The work of a run that has no manifest yet, as `lock` keeps it; empty if there is none.
+
+    Raises:
+        UserError: the file that holds it was changed.
+    """
+    path = folder(name) / BEGUN
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{paths.shown(path)} was changed: delete {paths.shown(path.parent)}/, which holds no sample"
+        ) from None
+
+
+def _keep_work(name: str, stated: Manifest) -> None:
+    """Keep the work of a run that has no manifest yet; raise UserError if it was killed before with other work."""
+    if (before := begun(name)) and stated and before != stated:
+        raise UserError(
+            f"the run {name!r} was killed before anything was recorded, and is of another {next(iter(before))}: "
+            "state the same, or choose another name"
+        )
+    if stated and not before:
+        write_atomically(folder(name) / BEGUN, json.dumps(stated).encode())
 
 
 def _remove_unbegun(name: str) -> None:
@@ -87,8 +127,8 @@ def _remove_unbegun(name: str) -> None:
             emptied.rmdir()
 
 
-def _tidy(name: str) -> None:
-    for left in (*_drafts(name), ".lock"):
+def _tidy(name: str, *more: str) -> None:
+    for left in (*_drafts(name), *more, ".lock"):
         (folder(name) / left).unlink(missing_ok=True)
 
 
@@ -135,7 +175,7 @@ def finish(name: str, more: Manifest | None = None) -> None:
     if not read_manifest(name)["complete"]:
         _close(name, target, more or {})
     shutil.rmtree(target / PARTS, ignore_errors=True)
-    _tidy(name)
+    _tidy(name, BEGUN)
 
 
 def require_incomplete(name: str, manifest: Manifest) -> None:
@@ -212,5 +252,5 @@ def _write_manifest(target: Path, manifest: Manifest) -> None:
 
 def _drafts(name: str) -> list[str]:
     """Names of temporary files that a killed process had not yet renamed."""
-    files = ["manifest.json", *(f"{table}.parquet" for table in of(name))]
+    files = ["manifest.json", BEGUN, *(f"{table}.parquet" for table in of(name))]
     return [path.name for file in files for path in folder(name).glob(f".{file}.*.tmp")]

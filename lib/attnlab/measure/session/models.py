@@ -78,7 +78,8 @@ def record_models(
     """
     run, again = models.run_of(name), command(name, plan)
     target = schema.folder(run)
-    with write.lock(run), executor or processes.fresh_processes() as pool, record.explained(target, pool, again):
+    held = write.lock(run, {"plan": plan.model_dump(mode="json")})
+    with held, executor or processes.fresh_processes() as pool, record.explained(target, pool, again):
         if not (target / "manifest.json").is_file():
             found = pool.submit(survey, device.type).result() | {"plan": plan.model_dump(mode="json")}
             write.create(run, record.begun(again, __name__, found | {"dispatch": dispatched, "queued": True}))

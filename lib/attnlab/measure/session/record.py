@@ -65,7 +65,8 @@ def record(
     """
     device = wanted if executor else devices.resolve(wanted).type
     command, again = command or command_for(study.name, f"DEVICE={device}"), again or f"make measure RUN={name}"
-    with write.lock(name), executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
+    held = write.lock(name, {"study": study.model_dump(mode="json")})
+    with held, executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
         environment = _open(pool, name, study, device, long, command)
         jobs = _jobs(name, study, device, environment)
         with _progress(name, jobs):
@@ -138,7 +139,9 @@ def new_name(described: dict[str, Any]) -> str:
 def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> str:
     """Begin the run, or resume one that was cut off; returns the hash of its environment."""
     if not (schema.folder(name) / "manifest.json").is_file():
-        callables.hashes(study.implementations)  # which refuses what has no file, before the machine is looked at
+        # Both refuse files that are missing, before the machine is looked at.
+        callables.hashes(study.implementations)
+        captured.digests(study)
         print(f"{name}: looking at the machine and its ceilings", file=sys.stderr)
         found, seconds = pool.submit(worker.survey, device, study).result()
         _announce(study, seconds, long)
