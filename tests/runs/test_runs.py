@@ -86,6 +86,14 @@ def test_what_was_recorded_is_read_back(data, finished):
         assert parquet.read_schema(data / "one" / f"{name}.parquet").names == table.names
 
 
+def test_a_run_is_printed_in_2_lines(data, finished):
+    assert repr(read.load(finished())) == "Run 'one': study 'small' on Imaginary X1\n2 cases, 4 samples, 4 checks"
+    begun("two")
+    assert repr(read.load("two")) == (
+        "Run 'two': study 'small' on Imaginary X1, not complete\n0 cases, 0 samples, 0 checks"
+    )
+
+
 def test_a_run_that_was_cut_off_is_read_from_its_parts(data):
     before = read.load(filled())
     assert not before.complete

@@ -74,7 +74,7 @@ def model_key(replicate: int, model: str) -> str:
     return f"{replicate_key(replicate)}-{model}".replace(".", "_")  # names of blocks have dots of their own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run as it was recorded.
 
@@ -95,6 +95,13 @@ class Run:
     panel: pd.DataFrame
     residency: pd.DataFrame
     endurance: pd.DataFrame
+
+    def __repr__(self) -> str:
+        """The run in 2 lines; the dataclass's own would print every table."""
+        study, device = self.manifest["study"]["name"], self.manifest["device"]["name"]
+        counts = f"{len(self.cases):,} cases, {len(self.samples):,} samples, {len(self.checks):,} checks"
+        unfinished = "" if self.complete else ", not complete"
+        return f"Run {self.name!r}: study {study!r} on {device}{unfinished}\n{counts}"
 
     @property
     def sampling(self) -> pd.DataFrame:
