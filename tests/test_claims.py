@@ -21,7 +21,7 @@ from attnlab.measure.clocks import cuda_events
 from attnlab.measure.session import rounds
 from attnlab.measure.subjects import maps
 from attnlab.measure.values import captured
-from attnlab.runs import dispatch, rules
+from attnlab.runs import dispatch, read, rules
 
 ROOT = paths.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -147,3 +147,12 @@ def test_every_variable_of_the_environment_is_explained():
     found = {name for path in (ROOT / "lib").rglob("*.py") for name in re.findall(r"ATTNLAB_[A-Z]+", path.read_text())}
     explained = (ROOT / "docs" / "development.md").read_text()
     assert {name for name in found if f"`{name}`" not in explained} == {captured.FILE}
+
+
+def test_commands_were_timed_once_their_run_was_recorded(monkeypatch):
+    monkeypatch.delenv("ATTNLAB_DATA", raising=False)
+    timed = tomllib.loads((ROOT / "benchmarks/commands.toml").read_text())
+    rendered = [one["command"].partition(" RUN=")[2] for one in timed["commands"]]
+    days = {run: read.read_manifest(run)["finished"][:10] for run in rendered if run in read.names()}
+    early = {run: day for run, day in days.items() if timed["day"] < day}
+    assert early == {}, "run `python benchmarks/commands.py`"
