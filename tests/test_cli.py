@@ -1,6 +1,8 @@
 """The command line: a mistake is one line and an exit status."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -124,6 +126,17 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     assert said(capsys, "measure", "--study", "quick") == f"No space left on device: /data/x{kept}"
     monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert said(capsys, "measure", "--study", "quick") == f"No space left{kept}"
+
+
+def test_ctrl_c_that_a_command_swallows_is_told_at_its_end(capsys, monkeypatch):
+    def swallowing(arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return 0
+
+    monkeypatch.setattr(commands, "run", swallowing)
+    assert __main__.main([]) == 130
+    assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
 
 
 def test_ctrl_c_while_a_command_is_imported():

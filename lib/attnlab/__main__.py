@@ -2,7 +2,7 @@
 
 import sys
 
-from attnlab.base.parent import ctrl_c_blocked, terminated_as_by_ctrl_c
+from attnlab.base.parent import ctrl_c_blocked, interruptible, raise_if_interrupted
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,8 +16,11 @@ def main(arguments: list[str] | None = None) -> int:
         with ctrl_c_blocked():
             from attnlab import commands
 
-        with terminated_as_by_ctrl_c():
-            return commands.run(arguments)
+        with interruptible():
+            status = commands.run(arguments)
+            if status == 0:
+                raise_if_interrupted()
+            return status
     except KeyboardInterrupt:
         print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
         return 130

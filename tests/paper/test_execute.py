@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from attnlab.base import paths
+from attnlab.base import parent, paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.paper import engine, execute, render
 
@@ -145,3 +145,20 @@ def test_ctrl_c_in_a_cell_interrupts_what_executes_it(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         in_process(path, tmp_path / "out.ipynb")
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    "swallows",
+    [
+        "get_ipython().events.register('post_run_cell', lambda _: signal.raise_signal(signal.SIGINT))",
+        "try:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass",
+        "signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))\n"
+        "try:\n    signal.raise_signal(signal.SIGTERM)\nexcept BaseException:\n    raise ValueError from None",
+    ],
+    ids=["by a callback of IPython", "by a handler", "as another error"],
+)
+def test_ctrl_c_that_a_cell_swallows_interrupts_before_the_next_one(tmp_path, swallows):
+    path = notebook(tmp_path, f"import signal\n{swallows}", "open('never', 'w')")
+    with parent.interruptible(), pytest.raises(KeyboardInterrupt):
+        in_process(path, tmp_path / "out.ipynb")
+    assert not (tmp_path / "never").exists()

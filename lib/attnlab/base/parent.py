@@ -20,15 +20,39 @@ def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
     os._exit(1)
 
 
+_INTERRUPTED: list[int] = []
+"""The signals that arrived inside of `interruptible`."""
+
+
 @contextmanager
-def terminated_as_by_ctrl_c() -> Iterator[None]:
-    """Inside, SIGTERM, by which containers and schedulers of jobs end a process, does what Ctrl-C does."""
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, before if before is signal.SIG_IGN else signal.default_int_handler)
+def interruptible() -> Iterator[None]:
+    """Inside, Ctrl-C raises KeyboardInterrupt and is kept in mind, as other code may swallow that.
+
+    SIGTERM, by which containers and schedulers of jobs end a process, does the same.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        signal.signal(number, handler if handler is signal.SIG_IGN else _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        _INTERRUPTED.clear()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, _: object) -> None:
+    _INTERRUPTED.append(number)
+    raise KeyboardInterrupt
+
+
+def raise_if_interrupted() -> None:
+    """Raise KeyboardInterrupt if a signal arrived inside of `interruptible`, whatever became of the first one.
+
+    Callbacks of IPython and finalizers of Python swallow it, for instance.
+    """
+    if _INTERRUPTED:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from papermill.engines import Engine, NotebookExecutionManager, papermill_engine
 from traitlets import Type
 from traitlets.config import Config
 
+from attnlab.base.parent import raise_if_interrupted
+
 NAME = "attnlab"
 _CONFIG = Config({"HistoryManager": {"enabled": False}})
 
@@ -110,6 +112,7 @@ def _fails(shell: _Shell, cell: NotebookNode) -> bool:
         result = shell.run_cell(cell.source, store_history=True)
     if isinstance(result.error_in_exec, KeyboardInterrupt):
         raise result.error_in_exec
+    raise_if_interrupted()
     return not result.success
 
 
