@@ -222,4 +222,4 @@ NEEDED := pandas papermill pydantic yaml
 	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then chosen=$$candidate; break; fi; \
 	done; \
 	[ "$$chosen" ] || { echo 'attnlab needs Python 3.11 or newer: install it, or name an interpreter with PYTHON=...' >&2; exit 1; }; \
-	$$chosen tools/environment.py $* $(BUILD)
+	exec $$chosen tools/environment.py $* $(BUILD)

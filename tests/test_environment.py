@@ -170,10 +170,11 @@ def test_what_was_killed_is_made_again(project, step):
     [
         (lambda first: None, []),
         (lambda first: os.killpg(first.pid, signal.SIGINT), [INSTALLING.format("render")]),
+        (lambda first: first.terminate(), [CUT_OFF, MAKING, INSTALLING.format("render")]),
         # pip goes on.
         (lambda first: first.kill(), [CUT_OFF, MAKING, INSTALLING.format("render")]),
     ],
-    ids=["it ends", "it is interrupted", "it alone is killed"],
+    ids=["it ends", "it is interrupted", "it is told to end", "it alone is killed"],
 )
 def test_a_second_one_waits_for_all_that_the_first_started(project, end, said):
     first = project.start_until("build")
@@ -186,7 +187,7 @@ def test_a_second_one_waits_for_all_that_the_first_started(project, end, said):
     assert (rest.splitlines(), error, second.returncode) == (said, "", 0)
     assert project.is_complete()
     first.communicate()
-    assert first.returncode in {0, 130, -signal.SIGKILL}
+    assert first.returncode in {0, 130, 143, -signal.SIGKILL}
 
 
 def test_an_environment_without_pip_is_made_again(project):

@@ -7,6 +7,7 @@ last word is the build of PyTorch that the driver here can run.
 import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,10 @@ def _run(command: list[str | Path], lock: TextIO, log: TextIO | None = None) -> 
     except KeyboardInterrupt:
         process.wait()  # it was interrupted, too
         raise
+    except SystemExit:
+        process.terminate()
+        process.wait()
+        raise
     finally:
         failed = log is not None and (process.returncode or 0) > 0
         if process.returncode == 0 or (
@@ -129,6 +134,7 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         main(*sys.argv[1:])
     except KeyboardInterrupt:
