@@ -4,7 +4,7 @@ import math
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import choice, forget_choices, table, told
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 import attnlab
 from attnlab.base import paths
@@ -126,13 +129,48 @@ def test_lengths_of_sequences_have_gradients():
     assert not v.grad[0, :, 5:].any()
 
 
-@pytest.mark.parametrize("lengths", [[1], [[1, 2]], [1.0, 2.0], [True, False], [1j, 2j]])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_lengths_in_any_whole_numbers_count_as_those_of_the_keys_at_most(dtype):
+    q, k, v = inputs.draw(Shape(2, 2, 4, 32, dtype="float32", kv_len=300), 0, CPU)
+    lengths = torch.tensor([100, torch.iinfo(dtype).max]).to(dtype)
+    ends = [100, min(300, torch.iinfo(dtype).max)]
+    expected = [attnlab.attend(q[n:][:1], k[n:][:1, :, :end], v[n:][:1, :, :end]) for n, end in enumerate(ends)]
+    torch.testing.assert_close(attnlab.attend(q, k, v, kv_lens=lengths), torch.cat(expected))
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 9), (2, 0, 9), (2, 4, 0)])
+def test_where_there_is_nothing_to_attend_to_lengths_give_zeros(monkeypatch, sizes):
+    batch, queries, keys = sizes
+    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
+    monkeypatch.setattr(attend, "_split_keys", lambda: raising(Unsupported("nothing to do")))
+    # On a GPU it returns None of such tensors.
+    monkeypatch.setattr(attend, "scaled_dot_product_attention", answering_only_math)
+    q, k = torch.zeros(batch, 2, queries, 32), torch.zeros(batch, 2, keys, 32)
+    output = attnlab.attend(q, k, k, causal=True, kv_lens=torch.full((batch,), keys))
+    assert torch.equal(output, torch.zeros_like(q))
+
+
+def raising(error):
+    def call(*_):
+        raise error
+
+    return call
+
+
+def answering_only_math(*given, **options):
+    return scaled_dot_product_attention(*given, **options) if not torch._C._get_flash_sdp_enabled() else None
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [*([1], [[1, 2]], [1.0, 2.0], [True, False], [1j, 2j]), torch.tensor([1, 2]).to_sparse()],
+)
 def test_lengths_that_do_not_fit_are_refused(lengths):
     q, k, v = inputs.draw(Shape(2, 2, 4, 32, dtype="float32"), 0, CPU)
     with pytest.raises(
         ValueError, match=r"^kv_lens has to hold a whole number for each sequence of q \(2, 2, 4, 32\)$"
     ):
-        attnlab.attend(q, k, v, kv_lens=torch.tensor(lengths))
+        attnlab.attend(q, k, v, kv_lens=torch.as_tensor(lengths))
     with pytest.raises(TypeError, match=r"^attend takes tensors, and kv_lens is of type list$"):
         attnlab.attend(q, k, v, kv_lens=[1, 2])
 
@@ -343,6 +381,97 @@ def test_another_dtype_or_kind_is_for_sdpa(called, changed):
     for other in (tensor(*Q, dtype=torch.bfloat16), torch.zeros(Q, dtype=torch.float16)):
         attend.attend(*(other if number == changed else tensor(*Q) for number in range(3)))
     assert called.names == ["sdpa"] * 2
+
+
+class Replacing(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **kwargs or {})
+
+
+@contextmanager
+def without_cudnn():
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+ALL = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@pytest.mark.parametrize(
+    ("context", "reached"),
+    [
+        (partial(sdpa_kernel, SDPBackend.FLASH_ATTENTION), "sdpa"),
+        (partial(sdpa_kernel, SDPBackend.MATH), "sdpa"),
+        (partial(sdpa_kernel, ALL, set_priority=True), "sdpa"),
+        (without_cudnn, "sdpa"),
+        (forward_ad.dual_level, "sdpa"),
+        (Replacing, "sdpa"),
+        (partial(torch.device, "cpu"), "flash"),
+    ],
+    ids=["flash", "math", "an order", "no cuDNN", "forward gradients", "functions replaced", "a default device"],
+)
+def test_sdpa_is_called_where_a_user_asks_for_it_whatever_was_called_last(called, context, reached):
+    given = [tensor(*Q) for _ in range(3)]
+    attend.attend(*given)
+    with context():
+        attend.attend(*given)
+        attend.attend(*given)
+    attend.attend(*given)
+    assert called.names == ["flash", reached, reached, "flash"]
+
+
+@pytest.mark.parametrize("changed", range(3))
+@pytest.mark.parametrize(
+    "made", [torch._neg_view, lambda one: torch._efficientzerotensor(one.shape, dtype=one.dtype).as_subclass(OnGpu)]
+)
+def test_tensors_whose_memory_holds_something_else_are_for_sdpa(called, made, changed):
+    given = [made(tensor(*Q)) if number == changed else tensor(*Q) for number in range(3)]
+    attend.attend(*(tensor(*Q) for _ in range(3)))
+    attend.attend(*given)
+    assert called.names == ["flash", "sdpa"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "reached"),
+    [
+        *((scale, "flash") for scale in (1e-30, 0.02, 1, 1e3)),
+        *((scale, "sdpa") for scale in (0.0, -0.0, -0.5, 1e-31, 1e30)),
+    ],
+)
+def test_a_scale_that_kernels_do_not_serve_exactly_is_for_sdpa(called, scale, reached):
+    attend.attend(tensor(*Q), tensor(*Q), tensor(*Q), scale=scale)
+    assert called.names == [reached]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_strides_that_sdpa_looks_at_are_left_to_it(called, monkeypatch, causal):
+    monkeypatch.setattr(attend, "_table", table(choice(PLAIN.resized(dtype="float16", causal=causal), "sdpa.flash")))
+    for odd in (tensor(2, 1, 33, 32).expand(Q), tensor(2, 4, 32, 33).transpose(2, 3)):
+        attend.attend(tensor(*Q), odd, odd, causal)
+    assert called.names == ["sdpa", "sdpa"]
+
+
+def test_under_autocast_the_chosen_one_gets_what_sdpa_would_cast(called):
+    halves, singles, doubles = (
+        [tensor(*Q, dtype=dtype) for _ in range(3)] for dtype in (torch.float16, torch.float32, torch.float64)
+    )
+    for kind, given, expected in [
+        (torch.float16, halves, torch.float16),
+        (torch.bfloat16, halves, torch.bfloat16),
+        (torch.float16, singles, torch.float16),
+        (torch.bfloat16, singles, torch.bfloat16),
+        (torch.float16, doubles, torch.float64),
+        (torch.float16, [*halves[:2], *singles[:1]], torch.float16),
+    ]:
+        with torch.autocast("cpu", kind):
+            for _ in range(2):
+                assert attend.attend(*given).dtype == expected
+    assert attend.attend(*halves).dtype == torch.float16
+    flash, other = ["flash"] * 2, ["sdpa"] * 2
+    assert called.names == [*flash, *other, *flash, *other, *other, *flash, "flash"]
 
 
 @pytest.mark.parametrize("changed", range(3))

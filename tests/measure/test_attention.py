@@ -1,6 +1,8 @@
 """`attnlab.attention`: what reaches `attend` within the block, what is left to PyTorch, and what is put back."""
 
-from contextlib import nullcontext
+import pickle
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from threading import Event, Thread
 
 import pytest
@@ -31,7 +33,7 @@ def outcome(given, options, context):
     try:
         with context:
             return F.scaled_dot_product_attention(*given, **options)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         return str(error)
 
 
@@ -55,6 +57,17 @@ def outcome(given, options, context):
         ((Q, Q.double(), Q.double()), {}, False),
         ((Q.clone().requires_grad_(), Q, Q), {}, False),
         ((torch.nn.Parameter(Q, requires_grad=False), Q, Q), {}, False),
+        ((Q, Q, Q), {"scale": float("nan")}, False),
+        ((Q, Q, Q), {"scale": -0.5}, True),
+        ((Q, Q), {}, False),  # errors, in PyTorch's words
+        ((Q, Q, Q), {"is_causal": None}, False),
+        ((Q, Q, Q), {"enable_gqa": None}, False),
+        ((Q, Q, Q), {"dropout_p": None}, False),
+        ((Q, Q, Q), {"causal": True}, False),
+        (3 * [Q.int()], {}, False),
+        (3 * [torch.complex(Q, Q)], {}, False),
+        (3 * [torch.nested.nested_tensor([*Q]).transpose(1, 2)], {}, False),
+        (3 * [Q.to("meta")], {}, True),
     ],
 )
 def test_within_the_block_attend_computes_what_it_serves_and_pytorch_the_rest(calls, given, options, reaches):
@@ -64,17 +77,21 @@ def test_within_the_block_attend_computes_what_it_serves_and_pytorch_the_rest(ca
     if isinstance(expected, str):
         assert found == expected
     else:
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found, expected, equal_nan=True)
         assert found.requires_grad == expected.requires_grad
 
 
-def test_what_autocast_casts_is_left_to_pytorch(calls):
-    with attnlab.attention(), torch.autocast("cpu", torch.bfloat16):
-        assert F.scaled_dot_product_attention(Q, Q, Q).dtype == torch.bfloat16
-        assert calls == []
-        half = Q.bfloat16()
-        F.scaled_dot_product_attention(half, half, half)
-    assert len(calls) == 1
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bfloat16])
+def test_autocast_casts_what_it_casts_for_pytorch(calls, dtype, compiled):
+    given = [Q.to(dtype)] * 3
+    call = torch.compile(lambda *tensors: F.scaled_dot_product_attention(*tensors), fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = F.scaled_dot_product_attention(*given)
+        with attnlab.attention():
+            found = (call if compiled else F.scaled_dot_product_attention)(*given)
+            torch.testing.assert_close(found, expected)
+    assert calls
 
 
 def test_nested_blocks_errors_and_threads_put_pytorchs_function_back(calls):
@@ -107,6 +124,100 @@ def test_nested_blocks_errors_and_threads_put_pytorchs_function_back(calls):
     other.join()
 
 
+class Library:
+    """Another library, which puts a function of its own in the place of the one that it finds."""
+
+    def __enter__(self):
+        self.found, self.calls = F.scaled_dot_product_attention, []
+        F.scaled_dot_product_attention = self.attention
+        return self
+
+    def __exit__(self, *_):
+        F.scaled_dot_product_attention = self.found
+
+    def attention(self, *given, **options):
+        self.calls.append(options)
+        return self.found(*given, **options)
+
+
+def test_the_function_of_another_library_computes_what_attend_does_not_and_is_put_back(calls):
+    with Library() as library:
+        there = F.scaled_dot_product_attention
+        for _ in range(2):
+            with attnlab.attention(), attnlab.attention():
+                F.scaled_dot_product_attention(Q, Q, Q)
+                F.scaled_dot_product_attention(Q, Q, Q, attn_mask=MASK)
+            assert F.scaled_dot_product_attention == there
+        assert library.calls == 2 * [{"attn_mask": MASK}]  # as it was called
+        assert len(calls) == 2
+
+
+def test_what_another_library_puts_in_place_within_the_block_stays(calls):
+    block, library, second = attnlab.attention(), Library(), attnlab.attention()
+    with ExitStack() as stack:
+        block.__enter__()
+        stack.enter_context(library)
+        block.__exit__(None, None, None)
+        for context, reached in ((nullcontext(), 0), (second, 1), (nullcontext(), 1)):
+            with context:
+                F.scaled_dot_product_attention(Q, Q, Q)
+            assert F.scaled_dot_product_attention == library.attention
+            assert len(calls) == reached
+        assert len(library.calls) == 2
+    assert F.scaled_dot_product_attention(Q, Q, Q).shape == Q.shape  # of the block, which has ended
+    assert len(calls) == 1
+    with attnlab.attention():  # puts PyTorch's back, which it found at first
+        F.scaled_dot_product_attention(Q, Q, Q)
+    assert len(calls) == 2
+
+
+def test_blocks_that_end_in_another_order_put_back_what_the_first_found(calls):
+    first, second = attnlab.attention(), attnlab.attention()
+    with Library() as library:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        F.scaled_dot_product_attention(Q, Q, Q)
+        assert len(calls) == 1
+        second.__exit__(None, None, None)
+        assert F.scaled_dot_product_attention == library.attention
+
+
+def test_a_function_that_was_saved_within_the_block_is_pytorchs_after_it(calls):
+    with attnlab.attention():
+        saved = F.scaled_dot_product_attention
+        for function in (saved, partial(saved, is_causal=True), saved.__call__):
+            function(Q, Q, Q)
+        assert len(calls) == 3
+        assert pickle.loads(pickle.dumps(saved)) is PYTORCH
+    torch.testing.assert_close(saved(Q, Q, Q), PYTORCH(Q, Q, Q))
+    assert len(calls) == 3
+    assert saved.__name__ == PYTORCH.__name__
+
+
+class Model(torch.nn.Module):
+    def forward(self, q):
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        torch.jit.script,
+        partial(torch.jit.trace, example_inputs=Q),
+        lambda model: torch.export.export(model, (Q,)).module(),
+        torch.fx.symbolic_trace,
+        torch.vmap,
+    ],
+    ids=["scripted", "traced", "exported", "symbolically traced", "vmap"],
+)
+def test_a_model_that_is_transformed_within_the_block_computes_the_same(made):
+    given = Q[None] if made is torch.vmap else Q
+    with attnlab.attention():
+        found = made(Model())(given)
+    torch.testing.assert_close(found, PYTORCH(given, given, given, is_causal=True))
+
+
 def test_a_compiled_model_calls_the_operator_within_the_block_without_a_graph_break():
     graphs = []
 
@@ -123,6 +234,8 @@ def test_a_compiled_model_calls_the_operator_within_the_block_without_a_graph_br
         torch.testing.assert_close(compiled(Q, Q), expected)
         torch.testing.assert_close(compiled(Q, KEYS), model(Q, KEYS))
     compiled(Q, Q)
+    with attnlab.attention():
+        compiled(Q, Q)  # compiled before
     assert ["ops.attnlab.attention" in code for code in graphs] == [False, True, True]
 
 

@@ -446,6 +446,7 @@ VIEW = Q.transpose(1, 2).contiguous().transpose(1, 2)
         (Q, Q, Q, False, 0.0, "takes a scale above 0, not 0"),
         (Q, Q, Q, False, -1.0, "takes a scale above 0, not -1"),
         (Q, Q, Q, False, float("nan"), "takes a scale above 0, not nan"),
+        (Q, Q, Q, False, 1e30, "takes a scale from 1e-30 to 1000, not 1e+30"),
         (on_gpu(2, 3, 64, 8).transpose(2, 3), Q, Q, False, None, "can't take Q: it has a stride of 8 between"),
         (Q, on_gpu(2, 1, 8, 64).expand(2, 3, 8, 64), Q, False, None, "can't take K: it repeats itself in memory"),
         (Q, Q, on_gpu(2, 3, 8, 65)[..., :64], False, None, "can't take V: it has a stride of 130 bytes, which is"),

@@ -1,10 +1,15 @@
 """The operator attnlab::attention without a GPU. With one: test_gpu_views.py."""
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from conftest import forget_choices
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
 from attnlab.measure.subjects import attend, inputs
@@ -23,6 +28,7 @@ SHAPES = [
 def registered():
     """The operator, which comes with `attnlab.attend`."""
     assert attnlab.attend
+    torch._dynamo.reset()  # what other tests compiled counts towards its limit
 
 
 def drawn(shape, requires_grad=False):
@@ -81,11 +87,70 @@ def test_a_mode_sees_it_whatever_was_called_last(monkeypatch):
     for _ in range(2):
         expected = torch.ops.attnlab.attention(q, k, v)
         assert attend._last.is_alike(q, k, v)
-        with Seen() as seen:
-            attnlab.attend(q, k, v)
-            output = torch.ops.attnlab.attention(q, k, v)
-        assert "attnlab.attention.default" in seen.names
-        assert torch.equal(output, expected)
+        for call in (attnlab.attend, torch.ops.attnlab.attention):
+            with Seen() as seen:
+                output = call(q, k, v)
+            assert seen.names == ("attnlab.attention.default",)
+            assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_flops_are_counted_as_those_of_sdpa(monkeypatch, shape, lengths):
+    forget_choices(monkeypatch)
+    monkeypatch.setattr(attend, "_looked", True)
+    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
+    given = drawn(shape)
+    options = {"kv_lens": torch.tensor([7, shape.kv_len])} if lengths else {}
+    call = partial(attnlab.attend, causal=shape.causal, **options)
+    counted = []
+    for counting in (math_alone, call, torch.compile(call, backend="aot_eager")):
+        with FlopCounterMode(display=False) as counter:
+            counting(*given)
+        counted.append(counter.get_total_flops())
+    assert counted == 3 * [4 * shape.batch * shape.heads * shape.seq_len * shape.kv_len * shape.head_dim]
+
+
+def math_alone(q, k, v):
+    """SDPA by the backend of which PyTorch counts FLOPs on a CPU."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_compiled_under_autocast_it_gives_the_dtype_that_sdpa_does(dtype, lengths, requires_grad):
+    shape = PLAIN.resized(dtype=dtype)
+    given = drawn(shape, requires_grad)
+    options = {"kv_lens": torch.tensor([33, 33])} if lengths else {}
+    compiled = torch.compile(lambda *tensors: attnlab.attend(*tensors, **options), fullgraph=True, backend="aot_eager")
+    for cast in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", cast):
+            expected = scaled_dot_product_attention(*given)
+            torch.testing.assert_close(compiled(*given), expected)
+            torch.testing.assert_close(attnlab.attend(*given, **options), expected)
+            if not lengths:
+                torch.testing.assert_close(torch.ops.attnlab.attention(*given), expected)
+
+
+def test_a_backend_that_a_user_chose_is_called_in_a_compiled_graph_too():
+    given, graphs = drawn(PLAIN), []
+
+    def backend(graph, _):
+        graphs.append(graph.code)
+        return graph.forward
+
+    def inside(q, k, v):
+        with sdpa_kernel(SDPBackend.MATH):
+            return attnlab.attend(q, k, v)
+
+    for call, chosen in ((inside, nullcontext()), (attnlab.attend, sdpa_kernel(SDPBackend.MATH))):
+        torch._dynamo.reset()
+        compiled = torch.compile(call, fullgraph=True, backend=backend)
+        with chosen:
+            torch.testing.assert_close(compiled(*given), scaled_dot_product_attention(*given))
+    assert ["ops.attnlab.attention" in code for code in graphs] == [False, False]
 
 
 def test_values_of_another_width_are_refused_in_a_line():

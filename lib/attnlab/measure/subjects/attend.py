@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 from torch.compiler import is_compiling
+from torch.jit._trace import is_tracing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.subjects import best, maps, operator, oracle, rungs, sdpa
+from attnlab.measure.subjects import best, context, maps, operator, oracle, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
 from attnlab.measure.subjects.launch import layout
 from attnlab.runs import dispatch, tuned
@@ -127,25 +128,37 @@ def attend(
     if kv_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens)
     if is_compiling():
-        if v.shape != k.shape:  # which the operator refuses
+        if v.shape != k.shape or context.asks_for_sdpa():  # the operator refuses the former
             return sdpa.sdpa(q, k, v, causal, scale)
         output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
     if autotune and not _last.settled:
         _forget_last()
     found = again(q, k, v, causal, scale)
+    if found is None and _is_watched(q, k, v):
+        found = torch.ops.attnlab.attention(q, k, v, causal, scale)
     return anew(q, k, v, causal, scale, autotune) if found is None else found
+
+
+def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a mode, as one that counts FLOPs or traces, has to see the operator, since it can't see a kernel."""
+    return torch._C._len_torch_dispatch_stack() > 0 and is_plain(q, k, v) and not _needs_gradients(q, k, v)
+
+
+def _needs_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor) -> Tensor:
     """`attend` where each sequence has its own number of keys."""
     _require_tensors(q, k, v, kv_lens=kv_lens)
-    if (q.ndim, k.ndim, kv_lens.shape) != (4, 4, q.shape[:1]) or kv_lens.dtype not in WHOLE:
+    fits = kv_lens.layout is torch.strided and not kv_lens.is_nested and kv_lens.shape == q.shape[:1]
+    if (q.ndim, k.ndim) != (4, 4) or not fits or kv_lens.dtype not in WHOLE:
         raise ValueError(f"kv_lens has to hold a whole number for each sequence of q {tuple(q.shape)}")
-    differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if is_compiling():
-        if differentiable:
-            return _masked(q, k, v, causal, scale, kv_lens, scaled_dot_product_attention)
+    differentiable = _needs_gradients(q, k, v)
+    if is_compiling() and (differentiable or context.asks_for_sdpa()):
+        return _masked(q, k, v, causal, scale, kv_lens, scaled_dot_product_attention)
+    if is_compiling() or _is_watched(q, k, v):
         output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale)
         return output
     if differentiable:
@@ -158,8 +171,10 @@ def _of_lengths_forward(
 ) -> Tensor:
     """`_of_lengths` where nothing is traced and no gradients are needed."""
     if is_plain(q, k, v):
+        # What int32 can't hold is more than k holds.
+        lengths = kv_lens.clamp(-1, k.shape[2]) if kv_lens.dtype == torch.int64 else kv_lens
         with suppress(Unsupported, UserError):
-            return _split_keys()(q, k, v, causal, scale, kv_lens.to(torch.int32))
+            return _split_keys()(*context.autocast(q, k, v), causal, scale, lengths.to(torch.int32))
     return _masked(q, k, v, causal, scale, kv_lens, _by_sdpa)
 
 
@@ -173,7 +188,7 @@ def _masked(
     if not is_compiling():
         _require_attention(q, k, v, scale)
     queries, keys = q.shape[2], k.shape[2]
-    ends = kv_lens.to(q.device).clamp(0, keys)
+    ends = kv_lens.to(q.device, torch.int64).clamp(0, keys)
     absent = ~oracle.seen(ends, queries, keys, causal=False).transpose(2, 3)
     seen = oracle.seen(ends, queries, keys, causal).expand(-1, -1, queries, -1)
     k, v = (tensor.masked_fill(absent, 0) for tensor in (k, v))  # whatever is there, 0 * V must not be NaN
@@ -183,7 +198,8 @@ def _masked(
 
 
 def _by_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    call: Prepared = partial(scaled_dot_product_attention, **options)
+    function = scaled_dot_product_attention if q.numel() and k.numel() else _of_nothing
+    call: Prepared = partial(function, **options)
     return _called(*_aligned(call, q, k, v), q, k, v) if is_plain(q, k, v) else call(q, k, v)
 
 
@@ -195,6 +211,8 @@ def _forget_last() -> None:
 def again(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor | None:
     """What was called last, for tensors of the same layout that need no gradients either; None for others."""
     ready = _last
+    if context.asks_for_sdpa():
+        return None
     try:
         # Guards end the process where a tensor is nested and strided.
         if q.is_nested or not ready.is_alike(q, k, v) or ready.causal is not causal or ready.scale != scale:
@@ -216,13 +234,14 @@ def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, aut
     differentiable = q.requires_grad or k.requires_grad or v.requires_grad
     if differentiable and torch.is_grad_enabled():
         return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
-    try:
-        key = layout(q, k, v, causal, scale)
-    except RuntimeError:  # such tensors have no strides
-        return sdpa.sdpa(q, k, v, causal, scale)
+    # Guards don't know to which dtype it casts, so that nothing is remembered as the last.
+    casts = context.is_autocast(q.device)
+    if casts:
+        q, k, v = context.autocast(q, k, v)
+    key = layout(q, k, v, causal, scale)
     known = _prepared.get(key)
     ready = known if known and (known.settled or not autotune) else _prepare(key, q, k, v, causal, scale, autotune)
-    if not differentiable and not torch._C._len_torch_dispatch_stack():
+    if not differentiable and not casts and not torch._C._len_torch_dispatch_stack():
         # Prepared in another state of torch, as under inference_mode. Guards take no tensor for two.
         if q is not k is not v is not q and not ready.is_alike(q, k, v):
             ready = _prepared[key] = replace(ready, is_alike=_guards(q, k, v))
@@ -234,9 +253,10 @@ def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, aut
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether anything but SDPA may be called: they are no subclasses, on a GPU, not nested and not transformed."""
-    plain = type(q) is type(k) is type(v) is KIND and q.is_cuda and not q.is_nested
-    return plain and torch._C._functorch.maybe_current_level() is None
+    """Whether anything but SDPA may be called: kernels can read them on a GPU, and nothing transforms the call."""
+    plain = type(q) is type(k) is type(v) is KIND and q.is_cuda and context.in_memory(q, k, v)
+    transformed = torch._C._functorch.maybe_current_level() is not None or is_tracing()
+    return plain and not transformed and not context.asks_for_sdpa()
 
 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
@@ -436,12 +456,14 @@ def call_of(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
     Raises:
         Unsupported: it is a kernel that doesn't serve such tensors. What is returned may raise it too.
     """
-    if name == implementations.FALLBACK:
+    if name == implementations.FALLBACK or not rungs.serves_scale(scale):
         return _sdpa(q, k, v, causal, scale)
     if name.startswith(PREFIX):
         launcher = _best() if name == ladder.BEST else rungs.of(ladder.rung(name))
         return launcher.prepare(q, k, v, causal, scale).launch, False
     plain = q.shape[1] == k.shape[1] and (not causal or q.shape[2] == k.shape[2]) and q.shape[3] % 8 == 0
+    # SDPA looks at strides before it calls an operator.
+    plain = plain and all(0 not in t.stride()[:3] and t.stride(3) == 1 for t in (q, k, v))
     called: Attention = _DIRECT[name] if name in _DIRECT and plain else partial(_within, sdpa.REGISTRY[name])
     return _aligned(partial(_by_torch, partial(called, causal=causal, scale=scale)), q, k, v)
 

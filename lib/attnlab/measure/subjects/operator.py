@@ -1,12 +1,16 @@
 """The operators ``attnlab::attention`` and ``attnlab::attention_of_lengths``: what torch.compile sees of `attend`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
+from attnlab.measure.subjects import context
 from attnlab.measure.subjects.implementation import Attention
 from attnlab.measure.subjects.oracle import masked
 
@@ -43,6 +47,7 @@ def register(again: Callable[..., Tensor | None], anew: Attention) -> None:
     _LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
     _LIBRARY.impl("attention", differentiable, "Autograd")
     torch.library.register_fake(NAME, _empty, lib=_LIBRARY)
+    _follow_sdpa("attention")
 
 
 def register_of_lengths(forward: Callable[..., Tensor]) -> None:
@@ -60,6 +65,25 @@ def register_of_lengths(forward: Callable[..., Tensor]) -> None:
     _LIBRARY.define(f"{OF_LENGTHS}{OF_LENGTHS_SCHEMA}")
     _LIBRARY.impl(OF_LENGTHS, attention, "CompositeExplicitAutograd")
     torch.library.register_fake(f"attnlab::{OF_LENGTHS}", empty, lib=_LIBRARY)
+    _follow_sdpa(OF_LENGTHS)
+
+
+def _follow_sdpa(name: str) -> None:
+    """Let autocast cast the inputs of an operator as those of SDPA, and FLOPs be counted as SDPA's."""
+    operator = getattr(torch.ops.attnlab, name)
+
+    def casting(key: DispatchKey, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+        given = context.autocast(q, k, v)
+        with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(key)):
+            output: Tensor = operator.default(*given, *options)
+        return output
+
+    for key in context.AUTOCAST:
+        _LIBRARY.impl(name, partial(casting, key), key.name)
+
+    @register_flop_formula(operator)
+    def flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
+        return sdpa_flop_count(q, k, v)
 
 
 def _laid_out(output: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -37,6 +37,9 @@ PACKED = ("views", ladder.SCALED)
 KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
 PARTIAL_EXTRA = 4
+# Scores are scaled in single precision. By a smaller factor they would vanish, and minus infinity times 0 is NaN; by a
+# larger one, the rounding of a row's largest score may exceed every exponent.
+SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e3
 # CTAs that load K and V for each other, as a cluster.
 PAIR = 2
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
@@ -426,10 +429,17 @@ def _unlike_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | 
     return "" if all(tensor.is_contiguous() for tensor in (q, k, v)) else "takes contiguous Q, K and V"
 
 
+def serves_scale(scale: float | None) -> bool:
+    """Whether a kernel that takes a scale gets exact results with this one; None is 1/√D."""
+    return scale is None or SMALLEST_SCALE <= scale <= LARGEST_SCALE
+
+
 def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
     """Why a kernel that takes views can't serve such inputs, after the rung's name; empty if it can."""
     if refused := unlike_grouped(q, k, v, causal, scale):
         return refused
+    if not serves_scale(scale):
+        return f"takes a scale from {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}, not {scale:g}"
     unfit = ((name, maps.refusal(tensor)) for name, tensor in zip("QKV", (q, k, v), strict=True))
     return next((f"can't take {name}: it {reason}" for name, reason in unfit if reason), "")
 

@@ -1,0 +1,57 @@
+"""What surrounds a call of `attend`: what asks for SDPA itself, autocast, and the state of tensors."""
+
+from functools import reduce
+from operator import or_
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+from torch.autograd import forward_ad
+from torch.compiler import assume_constant_result
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+# Each says whether SDPA may choose a backend. In a block of `sdpa_kernel`, at least one says no. The math backend is
+# not asked about: it is the slowest, and where it alone is off, kernels are as welcome as before.
+_flash, _efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
+_cudnn, _overrideable = torch._C._get_cudnn_sdp_enabled, torch._C._get_overrideable_sdp_enabled
+_function_modes = torch._C._len_torch_function_stack
+_DENSE = (DispatchKey.CUDA, DispatchKey.AutogradCUDA, DispatchKey.ADInplaceOrView)
+AUTOCAST = (DispatchKey.AutocastCUDA, DispatchKey.AutocastCPU)
+_PLAIN = reduce(or_, map(DispatchKeySet, (*_DENSE, *AUTOCAST)))
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def asks_for_sdpa() -> bool:
+    """Whether SDPA itself has to be called, whatever the tensors are.
+
+    It has to be where a user chose among its backends, where a mode replaces functions of torch, and where tensors may
+    carry forward gradients. Every call asks this, so that the answer has to take less than 0.3 µs.
+    """
+    chooses = _flash() and _efficient() and _cudnn() and _overrideable() and forward_ad._current_level < 0
+    return not chooses or (_function_modes() > 0 and _replaces_functions())
+
+
+def _replaces_functions() -> bool:
+    # A default device is a mode too, which leaves attention alone.
+    return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
+
+
+def in_memory(*tensors: Tensor) -> bool:
+    """Whether the elements of tensors are in memory as they are: not those of a negated view or a sparse tensor."""
+    keys = reduce(or_, map(torch._C._dispatch_keys, tensors)) - _PLAIN
+    return keys.highestPriorityTypeId() == DispatchKey.Undefined
+
+
+def is_autocast(device: torch.device) -> bool:
+    """Whether autocast is on for a kind of device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V in the dtype in which SDPA takes them under autocast; double precision stays as it is."""
+    if not is_autocast(q.device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    q, k, v = (t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
+    return q, k, v
