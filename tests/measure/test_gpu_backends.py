@@ -1,12 +1,17 @@
 """Shapes beyond plain self-attention, peers, and `attnlab.attend` by a table, on an NVIDIA GPU (`make test-gpu`)."""
 
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from conftest import forget_choices, gated
+from conftest import forget_choices, gated, told
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
 from attnlab.measure.gate import ordering
@@ -322,6 +327,197 @@ def test_a_graph_of_attend_reads_what_is_in_its_inputs_when_it_is_replayed(by_ta
     torch.cuda.synchronize()
     assert Gate(drawn, False).check(replay.output).passed
     assert set(ran(call)) == set(named)
+
+
+# What surrounds a call of `attnlab.attend`: scales, views, autocast, lengths, modes and settings
+
+ODD = Shape(2, 4, 129, 64)
+NAMED = ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "kernel.bounded"]
+
+
+@pytest.fixture(params=NAMED)
+def named(request, by_table):
+    """What a table names at `ODD`, with and without the mask."""
+    needs(request.param, ODD)
+    by_table((ODD, request.param), (ODD.resized(causal=True), request.param))
+    return request.param
+
+
+def right(q, k, v, scale=None, causal=False):
+    return scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal, scale=scale)
+
+
+def near(output, expected, dtype=torch.float16):
+    assert output.dtype == dtype
+    torch.testing.assert_close(output.double(), expected.double(), atol=1e-2, rtol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, 1e-31, 1e30, 1e-30, 0.02, 1, 1e3])
+def test_a_scale_is_that_of_sdpa_or_right(named, scale, causal):
+    given = inputs.draw(ODD, 0, GPU)
+    served = 1e-30 <= scale <= 1e3
+    theirs = scaled_dot_product_attention(*given, is_causal=causal, scale=scale)
+    expected = right(*given, scale, causal) if served else theirs
+    for call in (attnlab.attend, torch.ops.attnlab.attention):
+        for _ in range(2):
+            near(call(*given, causal, scale), expected)
+    with attnlab.attention():
+        near(torch.nn.functional.scaled_dot_product_attention(*given, is_causal=causal, scale=scale), expected)
+
+
+@pytest.mark.parametrize("changed", range(3))
+def test_a_negated_view_is_read_as_what_it_stands_for(named, changed):
+    given = list(inputs.draw(ODD, 0, GPU))
+    attnlab.attend(*given)
+    parts = torch.complex(given[changed].float(), given[changed].float()).to(torch.complex32)
+    for odd in (torch._neg_view(given[changed]), parts.conj().imag):
+        assert odd.is_neg()
+        given[changed] = odd
+        expected = right(*(tensor.resolve_neg() for tensor in given))
+        near(attnlab.attend(*given), expected)
+        near(torch.ops.attnlab.attention(*given), expected)
+
+
+def test_shared_memory_and_strided_columns_are_read_as_they_are(named):
+    q, k, v = inputs.draw(ODD, 0, GPU)
+    columns = k.transpose(2, 3).contiguous().transpose(2, 3)
+    for given in ((q, k[:, :1].expand_as(k), v[:, :1].expand_as(v)), (q[:1].expand_as(q), k, v), (q, columns, columns)):
+        near(attnlab.attend(*given), right(*given))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("lengths", [False, True])
+def test_under_autocast_it_has_the_dtype_of_sdpa(named, lengths, compiled):
+    torch._dynamo.reset()
+    call = partial(attnlab.attend, kv_lens=torch.full((2,), 129, device=GPU)) if lengths else attnlab.attend
+    call = torch.compile(call, fullgraph=True) if compiled else call
+    halves = inputs.draw(ODD, 0, GPU)
+    for dtype, cast in product((torch.float16, torch.float32), (torch.bfloat16, torch.float16)):
+        given = [tensor.to(dtype) for tensor in halves]
+        with torch.autocast("cuda", cast):
+            theirs = scaled_dot_product_attention(*given)
+            for _ in range(2):
+                torch.testing.assert_close(call(*given), theirs, atol=2e-2, rtol=2e-2)
+    near(attnlab.attend(*halves), right(*halves))
+
+
+LENGTHS = {
+    "int32": torch.tensor([100, 7], dtype=torch.int32),
+    "int64": torch.tensor([100, 7]),
+    "uint8": torch.tensor([100, 7], dtype=torch.uint8),
+    "not contiguous": torch.tensor([100, 0, 7, 0])[::2],
+    "a parameter": torch.nn.Parameter(torch.tensor([100, 7]), requires_grad=False),
+    "more than there are": torch.tensor([2**33, 1000]),
+    "none and fewer": torch.tensor([0, -5]),
+}
+
+
+@pytest.mark.parametrize("on", ["cuda", "cpu"])
+@pytest.mark.parametrize("queries", [1, 129])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_lengths_of_any_kind_are_those_of_each_sequence_alone(kind, queries, on):
+    q, k, v = inputs.draw(ODD.resized(seq_len=queries, kv_len=300), 0, GPU)
+    lengths = LENGTHS[kind].clone().to(on) if kind != "not contiguous" else LENGTHS[kind].to(on)
+    output = attnlab.attend(q, k, v, kv_lens=lengths)
+    for number, length in enumerate(LENGTHS[kind].tolist()):
+        one, end = slice(number, number + 1), max(0, min(length, 300))
+        expected = right(q[one], k[one, :, :end], v[one, :, :end]) if end else torch.zeros_like(q[one])
+        near(output[one], expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, 0.3])
+def test_lengths_with_a_scale_are_as_sdpa_computes_them(scale):
+    q, k, v = inputs.draw(ODD.resized(seq_len=1, kv_len=300), 0, GPU)
+    lengths = torch.tensor([100, 7], device=GPU)
+    seen = torch.arange(300, device=GPU) < lengths.view(2, 1, 1, 1)
+    near(
+        attnlab.attend(q, k, v, scale=scale, kv_lens=lengths), scaled_dot_product_attention(q, k, v, seen, scale=scale)
+    )
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        *([100, 7], (100, 7), torch.tensor([1.0, 2.0]), torch.tensor([1, 2, 3]), torch.tensor([[1, 2]])),
+        *(torch.tensor(3), torch.tensor([True, False]), torch.tensor([1, 2]).to_sparse()),
+    ],
+    ids=["list", "tuple", "floats", "another number", "2-D", "0-D", "bool", "sparse"],
+)
+def test_lengths_of_an_odd_kind_are_refused_in_a_line(lengths):
+    given = inputs.draw(ODD, 0, GPU)
+    lengths = lengths.to(GPU) if isinstance(lengths, torch.Tensor) else lengths
+    assert "kv_lens" in told(lambda: attnlab.attend(*given, kv_lens=lengths), (ValueError, TypeError))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", [(0, 4, 9), (2, 0, 9), (2, 4, 0)])
+def test_where_there_is_nothing_to_attend_to_the_output_is_zero(sizes, causal, requires_grad):
+    batch, queries, keys = sizes
+    q, k = (torch.zeros(batch, 4, length, 64, device=GPU, dtype=torch.float16) for length in (queries, keys))
+    lengths = torch.full((batch,), keys, device=GPU)
+    output = attnlab.attend(q.requires_grad_(requires_grad), k, k, causal=causal, kv_lens=lengths)
+    assert torch.equal(output, torch.zeros_like(q))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("shape", [ODD, ODD.resized(causal=True), GROUPED, DECODE], ids=str)
+def test_as_many_flops_are_counted_as_for_sdpa(named, shape, requires_grad):
+    given = [tensor.requires_grad_(requires_grad) for tensor in inputs.draw(shape, 0, GPU)]
+    grouped = shape.kv_heads != shape.heads
+    ours = partial(attnlab.attend, causal=shape.causal)
+    calls = [partial(scaled_dot_product_attention, is_causal=shape.causal, enable_gqa=grouped), ours]
+    calls += [] if requires_grad else [torch.compile(ours)]
+    counted = []
+    for call in calls:
+        with FlopCounterMode(display=False) as counter:
+            call(*given)
+        counted.append(counter.get_total_flops())
+    assert set(counted) == {4 * shape.batch * shape.heads * shape.seq_len * shape.kv_len * shape.head_dim}
+
+
+@contextmanager
+def without_cudnn():
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        *(partial(sdpa_kernel, backend) for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)),
+        partial(sdpa_kernel, [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True),
+        without_cudnn,
+    ],
+    ids=["flash", "math", "an order", "no cuDNN"],
+)
+def test_the_backend_that_a_user_chose_runs(named, context):
+    given = inputs.draw(ODD, 0, GPU)
+    calls = (attnlab.attend, torch.compile(attnlab.attend, fullgraph=True), torch.ops.attnlab.attention)
+    for call in calls:
+        call(*given)
+    with context():
+        expected = set(ran(partial(scaled_dot_product_attention, *given)))
+        for call in calls:
+            assert set(ran(partial(call, *given))) == expected
+    assert set(ran(partial(attnlab.attend, *given))) == set(needs(named, ODD))
+
+
+def test_what_is_traced_or_differentiated_forward_follows_its_inputs(named):
+    given, other = inputs.draw(ODD, 0, GPU), inputs.draw(ODD, 1, GPU)
+    for made in (
+        torch.jit.trace(lambda q, k, v: attnlab.attend(q, k, v), given),
+        make_fx(lambda *three: attnlab.attend(*three))(*given),
+    ):
+        near(made(*other), right(*other))
+    with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        dual = forward_ad.make_dual(given[0], other[0])
+        tangents = [forward_ad.unpack_dual(call(dual, *given[1:])).tangent for call in (attnlab.attend, right)]
+        near(tangents[0], tangents[1])
 
 
 # `attnlab.tune`
