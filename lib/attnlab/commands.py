@@ -213,6 +213,8 @@ def _export(options: argparse.Namespace) -> None:
     from attnlab.infer import results
 
     run, target = read.load(options.run), export.folder(options.run)
+    if run.cases.empty:
+        raise UserError(f"the run {run.name!r} holds no case yet: `make measure RUN={run.name}` goes on with it")
     export.require_place(target, run.name)
     print(f"{run.name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
     export.write(results.of(run), target)

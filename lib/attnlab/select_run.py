@@ -70,7 +70,7 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
     """
     if device not in DEVICES:
         raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
-    if run:
+    if run := str(run):  # papermill takes digits for a number
         schema.require_of_study(run)
         manifest = read.read_manifest(run)
         if manifest["complete"] or device == "none" or not _same_device(manifest, device):

@@ -256,10 +256,9 @@ def resealed() -> Results:
         synthetic.write("resealed", synthetic.LONELY)
         path = schema.folder("resealed") / "manifest.json"
         stated = json.loads(path.read_text())
-        stated |= {"telemetry": TAG, "command": TAG, "commit": TAG, "attnlab": TAG}
+        stated |= {"telemetry": TAG, "command": TAG}
         stated["profile"]["why"] = stated["study"]["title"] = TAG
-        stated["study"]["sweeps"][f"{TAG} heads"] = stated["study"]["sweeps"]["seq_len"]
-        stated["ceilings"]["l2"]["how"] = stated["environment"]["system"] = stated["surveyed"]["cpu"] = TAG
+        stated["ceilings"]["l2"]["how"] = TAG
         table = path.with_name("cases.parquet")
         pd.read_parquet(table).assign(kernels=TAG).to_parquet(table)
         stated["files"][table.name] = hashlib.sha256(table.read_bytes()).hexdigest()
@@ -275,7 +274,7 @@ def test_a_text_of_a_run_is_no_tag_on_a_page(tmp_path, resealed):
     bundles = [exhibit._repr_mimebundle_()[0] for exhibit in (show, *map(show, ids))]
     soup = page(tmp_path, *(code("show", v4.new_output("display_data", bundle)) for bundle in bundles))
     assert not soup.select("script")
-    assert soup.main.get_text().count(TAG) > 10
+    assert soup.main.get_text().count(TAG) >= 5
     assert r"\textless{}script" in "".join(bundle["text/latex"] for bundle in bundles)
 
 

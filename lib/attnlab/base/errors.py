@@ -7,6 +7,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from attnlab.base.texts import printable
+
 MOST_SHOWN = 200
 """The most characters of a wrong value that a message shows."""
 
@@ -18,6 +20,9 @@ class UserError(Exception):
     """
 
     status = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # it may quote a text of anyone's
 
     def _render_traceback_(self) -> list[str]:
         # IPython calls this to find out how to show an exception.

@@ -6,6 +6,7 @@ A variable that is empty names no folder.
 """
 
 import os
+import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -65,7 +66,7 @@ def preferred(path: Path) -> Path:
 
 def of_device(name: str) -> str:
     """What a file of a device of this name is named, such as ``nvidia-h200``."""
-    return "-".join(name.lower().split())
+    return re.sub(r"[\s/\\]+", "-", name.strip().lower())
 
 
 def shown(path: Path) -> str:

@@ -22,6 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from attnlab.base.texts import escaped
 from attnlab.exhibits import drawing, formats, markdown, tex
 from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import QUANTITIES, Marked, Named
@@ -180,7 +181,7 @@ class Table(_Exhibit):
         """Titles and rows as a table in GitHub's Markdown."""
         columns = [self._shown.columns, ["---:" if numeric else "---" for numeric in self._numeric]]
         rows = self._shown.itertuples(index=False, name=None)
-        lines = ([_flat(cell).replace("|", "\\|") for cell in row] for row in [*columns, *rows])
+        lines = ([_sentence(cell).replace("|", "\\|") for cell in row] for row in [*columns, *rows])
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
     @property
@@ -206,7 +207,7 @@ class Table(_Exhibit):
         """The columns that have one value in all rows, by position, each with that value; never the first column."""
         if len(self.frame) <= FEW_ROWS:
             return {}
-        texts = {place: set(map(str, self._printed.iloc[:, place])) for place in range(1, self.frame.shape[1])}
+        texts = {place: set(map(_sentence, self._printed.iloc[:, place])) for place in range(1, self.frame.shape[1])}
         return {place: found.pop() for place, found in texts.items() if len(found) == 1 and found != {MISSING}}
 
     @cached_property
@@ -233,7 +234,7 @@ class Table(_Exhibit):
         """The note, the marks of numbers, and the columns that are left out with their values."""
         marks = dict.fromkeys(f"{cell.mark}." for cell in self.frame.to_numpy().flat if isinstance(cell, Marked))
         constants = [(self._printed.columns[place], value) for place, value in self._constants.items()]
-        left_out = "; ".join(f"{_flat(title)} {_flat(value)}" for title, value in constants)
+        left_out = "; ".join(f"{_flat(title)} {value}" for title, value in constants)
         return " ".join(filter(None, [self.note, *marks, f"The same in every row: {left_out}." if left_out else ""]))
 
     @cached_property
@@ -379,6 +380,11 @@ def _width(cell: object) -> int:
 
 def _flat(text: object) -> str:
     return " ".join(str(text).split("\n"))
+
+
+def _sentence(cell: object) -> str:
+    """A cell in a line of Markdown, where its text is no Markdown unless it was meant as such."""
+    return _flat(cell) if isinstance(cell, Inline) else escaped(str(cell))
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from attnlab.base.texts import escaped
 from attnlab.infer.stats import Interval
 from attnlab.runs import rules
 from attnlab.study.shapes import Shape
@@ -112,7 +113,7 @@ def kernel(name: str) -> str:
     Template arguments run to hundreds of characters, and the name before them distinguishes kernels. In CUTLASS's
     wrapper, the first argument is the kernel.
     """
-    plain = name.removeprefix("void ")
+    plain = name.removeprefix("void ").replace("`", "'")  # it is set as code
     for wrapper in ("(anonymous namespace)::", "<unnamed>::", "cutlass::Kernel2<"):
         plain = plain.replace(wrapper, "")
     return shortened(plain.split("<")[0].split("(")[0].split(">")[0], 90)
@@ -129,9 +130,9 @@ def clause(text: str, most: int = 200) -> str:
 
 
 def ended(text: str, most: int = 200) -> str:
-    """A `clause` that ends a sentence: with a full stop, unless it was cut."""
+    """A `clause` that ends a sentence in Markdown: with a full stop, unless it was cut."""
     short = clause(text, most)
-    return short if short.endswith("…") else f"{short}."
+    return escaped(short) if short.endswith("…") else f"{escaped(short)}."
 
 
 def listing(words: list[str]) -> str:

@@ -85,7 +85,7 @@ def inline(source: str) -> str:
 
 def without_html(source: str) -> str:
     """Markdown in which nothing is a tag, for programs that would let tags through."""
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", source)
+    return re.sub(r"\\?<(?=[A-Za-z/!?])", "&lt;", source)
 
 
 def slug(title: str) -> str:

@@ -10,13 +10,22 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from attnlab.base.texts import escaped
 from attnlab.exhibits import cells, decisions, formats
 from attnlab.literature import bibliography
 from attnlab.runs import rules
 
 FOLDER = Path(__file__).with_name("templates")
 # Filters are these and the functions that print numbers, by their own names.
-WORDS = (cells.explained, cells.given, decisions.against, decisions.claim, decisions.relation, decisions.under_each)
+WORDS = (
+    escaped,
+    cells.explained,
+    cells.given,
+    decisions.against,
+    decisions.claim,
+    decisions.relation,
+    decisions.under_each,
+)
 
 
 def say(id: str, **facts: Any) -> str:

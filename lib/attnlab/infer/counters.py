@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnlab.base.texts import escaped
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.regimes import why_absent
 from attnlab.infer.results import Results
@@ -137,7 +138,7 @@ def of(results: Results, shape: Shape | None = None) -> list[Profile]:
     rows = _rows_of(results, shape or results.study.target_shape)
     if rows.empty:
         told = results.run.manifest.get("profile")
-        why = told["why"] if told else why_absent(results)
+        why = escaped(told["why"]) if told else why_absent(results)
         raise NotMeasured(f"No counters were recorded, so there is no profile: {why}")
     found = []
     for name in results.study.implementations:

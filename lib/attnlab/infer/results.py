@@ -241,7 +241,7 @@ def load(name: str) -> Results:
 
     Raises UserError as `attnlab.runs.read.load`.
     """
-    return _IN_USE.get(read.read_manifest(name)["seal"]) or of(read.load(name))
+    return _IN_USE.get(read.read_manifest(str(name))["seal"]) or of(read.load(name))
 
 
 def inferred(found: Results) -> Results:

@@ -1,11 +1,14 @@
 """What the values of a column may be: numbers in a range, texts, choices, flags."""
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
 import pandas as pd
+
+_NAME = re.compile(r"\w[\w. -]*")
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,12 @@ def _is_text(values: pd.Series) -> pd.Series:
     return values.map(lambda value: isinstance(value, str)).astype(bool)
 
 
+def _is_name(values: pd.Series) -> pd.Series:
+    text = _is_text(values)
+    others = [name for name in values[text].unique() if not _NAME.fullmatch(name)]  # few names for many rows
+    return text & ~values.isin(others) if others else text
+
+
 def _is_flag(values: pd.Series) -> pd.Series:
     if pd.api.types.is_bool_dtype(values.dtype):
         return values.notna()
@@ -85,7 +94,8 @@ def _is_flag(values: pd.Series) -> pd.Series:
 
 
 TEXT = Kind("a text", "str", "str", _is_text)
-NAME = Kind("a text that is not empty", "str", "str", lambda values: _is_text(values) & (values != ""))
+SOURCE = Kind("a text that is not empty", "str", "str", lambda values: _is_text(values) & (values != ""))
+NAME = Kind("a name of letters, digits, '_', '.', '-' and blanks", "str", "str", _is_name)
 FLAG = Kind("true or false", "bool", "boolean", _is_flag)
 POSITIVE, AT_LEAST_0 = number(0, above=True), number(0)
 LATENCY = number(1e-3)

@@ -6,8 +6,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 
 from attnlab.base.documents import Count, Hash, Positive, Size, Words, validated
 from attnlab.base.errors import UserError
+from attnlab.base.texts import first_odd
 from attnlab.runs.rules import GATE_FACTOR
-from attnlab.runs.schema import NAME, TIME, Manifest
+from attnlab.runs.schema import IMPLEMENTATION, NAME, TIME, Manifest
 from attnlab.runs.tables import MODEL_TABLES, TABLES
 from attnlab.study import studies
 from attnlab.study.ladder import Recorded
@@ -18,6 +19,10 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
 """The name of a ceiling; those of matrix products end with their dtype."""
+FREE = frozenset(
+    ("title", "hypothesis", "how", "why", "telemetry", "tool", "command", "converted", "unavailable", "captured")
+)
+"""Fields that hold sentences, commands and paths. All other texts are names, see `texts.PLAIN`."""
 
 
 class Part(BaseModel):
@@ -30,7 +35,7 @@ class Device(Part):
     """What was measured on; sizes in bytes."""
 
     kind: Literal["cuda", "cpu"]
-    name: Annotated[str, Field(pattern=r"^[^<>]+$")]
+    name: Words
     multiprocessors: Size | None = None
     compute_capability: Words | None = None
     threads: Size | None = None
@@ -214,6 +219,9 @@ class Fields(Common):
     def _require_study(self) -> None:
         if not isinstance(self.study.get("implementations"), list):
             raise UserError("study: the field 'implementations' is missing, or is no list")
+        for name in self.study["implementations"]:
+            if not isinstance(name, str) or not IMPLEMENTATION.fullmatch(name):
+                raise UserError(f"study.implementations: {name!r} can't be the name of an implementation")
         study = studies.recorded({"name": "study", "study": self.study})
         known = [str(timing) for timing in study.timings]
         if unknown := [clock for clock in self.missing_clocks if clock not in known]:
@@ -226,4 +234,7 @@ class Fields(Common):
 def require(manifest: Manifest, where: str) -> None:
     """Raise UserError unless this is what the manifest of a run holds; `where` names it in the message."""
     fields: type[Common] = ModelFields if "plan" in manifest else Fields
-    validated(fields, manifest, where, advice=": restore it from where the run came from")
+    advice = ": restore it from where the run came from"
+    if odd := first_odd(manifest, FREE):
+        raise UserError(f"{where}: {odd[0]}: {odd[1][:60]!r} has to be plain: letters, digits and signs{advice}")
+    validated(fields, manifest, where, advice=advice)

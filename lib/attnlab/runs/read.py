@@ -56,6 +56,7 @@ def load(name: str) -> schema.Run:
         UserError: there is no such run; it was changed after it was recorded; it is of another schema; or it holds what
             no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
+    name = str(name)  # a caller may take digits for a number
     schema.require_of_study(name)
     manifest, frames = held(name)
     pyarrow.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
@@ -73,6 +74,8 @@ def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
         manifest = read_manifest(name)
     if manifest["complete"]:
         tables = {table.name: _whole_table(name, manifest, table) for table in of(name).values()}
+    elif not (schema.folder(name) / schema.PARTS).is_dir():
+        raise UserError(f"the run {name!r} is not complete, and its folder {schema.PARTS}/ is missing: restore it")
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["seal"] not in _JUDGED:

@@ -124,6 +124,8 @@ OF_MODELS = f"{MODELS}/"
 """How the names of runs begin that record how models generate; they lie in a folder of their own."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """The names that runs may have. Programs that are handed paths take other characters for their own."""
+IMPLEMENTATION = re.compile(r"[A-Za-z]\w*(\.\w+)+")
+"""The names that an implementation of a run may have; the names of files are made of them."""
 TIME = re.compile(r"\d{4}-\d\d-\d\d\S*")
 """How runs state when they began, by which they are put in order."""
 PART = re.compile(r"\w+\.[\w-]+\.[0-9a-f]{16}\.parquet")

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
+from attnlab.base import texts
 from attnlab.runs import methods, metrics
 from attnlab.runs.kinds import (
     AT_LEAST_0,
@@ -19,6 +20,7 @@ from attnlab.runs.kinds import (
     NAME,
     POSITIVE,
     SIZE,
+    SOURCE,
     TEXT,
     Kind,
     matching,
@@ -91,12 +93,19 @@ class Table:
 
     def frame(self, rows: Sequence[Row]) -> pd.DataFrame:
         """Rows as they are recorded: with all columns, and with types also where nothing is known."""
-        made = pd.DataFrame(rows, columns=self.names)
+        plain = [row | {name: texts.printable(row[name]) for name in self._written if row.get(name)} for row in rows]
+        made = pd.DataFrame(plain if self._written else rows, columns=self.names)
         return made.astype({each.name: each.dtype for each in self.columns if each.empty or made.empty})
 
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The columns of a frame that holds what it may, with the types that they have in every run."""
-        return frame[self.names].astype({each.name: each.dtype for each in self.columns})
+        held = frame[self.names].astype({each.name: each.dtype for each in self.columns})
+        return held.assign(**{name: held[name].map(texts.printable, na_action="ignore") for name in self._written})
+
+    @property
+    def _written(self) -> list[str]:
+        """The columns that hold what others wrote: it may be anything, and files and terminals have to take it."""
+        return [column.name for column in self.columns if column.kind in (TEXT, SOURCE)]
 
 
 IMPLEMENTATION = Column(
@@ -275,7 +284,7 @@ RESOURCES = Table(
     "a row per case of a kernel of the ladder, and replicate",
     (
         *SHARED,
-        Column("function", NAME, "what was compiled"),
+        Column("function", SOURCE, "what was compiled"),
         Column("architecture", NAME, "for which architecture"),
         Column("registers", COUNT, "needs of a thread, from the driver"),
         Column("local_bytes", COUNT, "likewise"),
@@ -291,7 +300,7 @@ PROFILE = Table(
     "a row per kernel launch and metric of one call at the target, and where the study asks for it",
     (
         *(IMPLEMENTATION, *AXES),
-        Column("function", NAME, "the kernel's name"),
+        Column("function", SOURCE, "the kernel's name"),
         Column("launch", COUNT, "the number of the launch within the call", key=True),
         METRIC,
         Column("unit", TEXT, "of the value"),

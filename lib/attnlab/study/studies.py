@@ -15,6 +15,7 @@ from yaml.constructor import ConstructorError
 from attnlab.base import paths
 from attnlab.base.documents import Count, Positive, validated
 from attnlab.base.errors import UserError, suggestion
+from attnlab.base.texts import PLAIN, is_name
 from attnlab.study import callables, drawn, implementations
 from attnlab.study import values as kinds
 from attnlab.study.shapes import Shape
@@ -93,7 +94,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     Captured values come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
     """
 
-    name: Annotated[str, Field(max_length=LONGEST, pattern=r"^[^\r\n<>]+$")]
+    name: Annotated[str, Field(max_length=LONGEST, pattern=rf"^{PLAIN}$", min_length=1)]
     title: Line
     device: Literal["auto", "cuda", "cpu"] = "auto"
     implementations: Annotated[list[str], Field(min_length=1)]
@@ -134,8 +135,9 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
         if stated > MOST_SHAPES:
             raise UserError(f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
         for name in self.sweeps:
-            if not name.strip() or len(name) > LONGEST:
-                raise UserError(f"sweeps: {name[:LONGEST]!r} is no name of 1 to {LONGEST} characters")
+            if not name.strip() or len(name) > LONGEST or not is_name(name):
+                plain = "letters, digits, blanks and . , : ; / + - ( ) @ = ' %"
+                raise UserError(f"sweeps: {name[:LONGEST]!r} is no name of 1 to {LONGEST} characters: {plain}")
         if self.target_shape not in self.shapes:
             raise UserError(f"no sweep holds the target {self.target_shape}")
         if lacking := [shape for shape in self.counted_shapes if shape not in self.shapes]:

@@ -50,7 +50,9 @@ def climb(results: Results, shape: Shape) -> Figure:
             axes.text(ends[1] + 0.012 * reach, place, f"{formats.number(row['median_us'])} µs", va="center", fontsize=8)
         else:
             why = formats.clause(absence(results, name, shape), 84)
-            axes.text(0.012 * reach, place, why, va="center", fontsize=8, color="#666666", style="italic")
+            axes.text(
+                0.012 * reach, place, why, va="center", fontsize=8, color="#666666", style="italic", parse_math=False
+            )
     best = {"hand-written": _nearest(at, kernels), "of SDPA": _nearest(at, backends)}
     if (rival := best["of SDPA"]) is not None:
         axes.axvline(rival["speed_of_light_pct"], color="#888888", linewidth=1, linestyle=":", zorder=0)

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
+from attnlab.base.texts import escaped
 from attnlab.infer import stats
 from attnlab.infer.cases import CASE
 from attnlab.infer.lookup import NotMeasured
@@ -103,7 +104,7 @@ def of(results: Results) -> Panel:
         raise NotMeasured(f"No panel of clocks was recorded: {why_absent(results)}")
     panel = Panel(results.run.panel)
     if not panel.cases:
-        raise NotMeasured(f"The panel of clocks timed nothing: {panel.why(DEVICE)}")
+        raise NotMeasured(f"The panel of clocks timed nothing: {escaped(panel.why(DEVICE))}")
     return panel
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from attnlab.base.texts import escaped
 from attnlab.infer.cases import AXES, CASE
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.regimes import why_absent
@@ -70,7 +71,7 @@ def residency(results: Results) -> Residency:
     known = seen.dropna(subset=["value"]).astype({"value": float})
     if known.empty:
         reasons = ", ".join(sorted({str(why) for why in seen["why"].dropna() if why}))
-        raise NotMeasured(f"What the L2 held is not known: {reasons}")
+        raise NotMeasured(f"What the L2 held is not known: {escaped(reasons)}")
     reads, hits = _reads(known), known[known["metric"].str.endswith(f".{metrics.HITS}") & known["is_clear"]]
     cold, warm = (reads[reads["cache"] == cache] for cache in ("cold", "warm"))
     warm = warm[warm["implementation"] == CALLER]

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from attnlab.base.errors import UserError
+from attnlab.base.texts import PLAIN
 
 HOST_DIGITS = 12
 """Of the hash by which a host is told from others, without its name."""
@@ -79,7 +81,7 @@ def _describe_gpu(device: torch.device) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(device)
     return {
         "kind": "cuda",
-        "name": properties.name,
+        "name": _plain(properties.name),
         "compute_capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
@@ -93,11 +95,16 @@ def _describe_gpu(device: torch.device) -> dict[str, Any]:
 def _describe_cpu() -> dict[str, Any]:
     return {
         "kind": "cpu",
-        "name": _cpu_name(),
+        "name": _plain(_cpu_name()),
         "threads": torch.get_num_threads(),
         "l2_bytes": _largest_cpu_cache_bytes(),
         "memory_bytes": _memory_bytes(),
     }
+
+
+def _plain(name: str) -> str:
+    """A name as a run can hold it, see `texts.PLAIN`."""
+    return " ".join("".join(re.findall(PLAIN, name)).split())
 
 
 def _cpu_name() -> str:

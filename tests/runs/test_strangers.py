@@ -1,0 +1,229 @@
+"""A stranger's run: its texts are data wherever they are shown, its names are names, and nothing of it is executed."""
+
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import synthetic
+from bs4 import BeautifulSoup
+from conftest import told
+
+from attnlab import __main__
+from attnlab.base import documents, errors
+from attnlab.exhibits import catalogue, markdown
+from attnlab.exhibits.catalogue import Show
+from attnlab.infer import results
+from attnlab.infer.kernels import rungs
+from attnlab.runs import read, schema
+from attnlab.runs.tables import TABLES
+from attnlab.study import studies
+
+RECIPE = synthetic.Recipe(
+    study=synthetic.AT_TARGET
+    | {"implementations": ["sdpa.auto", "sdpa.flash", "sdpa.math", "kernel.naive", "kernel.tiled", "kernel.mma"]},
+    fates={(name, synthetic.TARGET): ("skipped", "said") for name in ("sdpa.math", "kernel.mma")},
+    ceilings=synthetic.CEILINGS | {"l2": (None, "GB/s")},
+)
+GIVEN = {"backends.cost": {"price_per_hour": 4}}
+PLAIN = "nothing but words"
+TEXTS = {
+    "mathematics": r"costs $\frac{1$ and $x_{$ or $$\sqrt$$",
+    "tags": '<script>alert(1)</script> <img src=x onerror="alert(1)"> </svg></td></table> <!-- -->',
+    "links": "[a](javascript:alert(1)) ![b](https://evil.example) [c][d] <https://evil.example> <a@evil.example>",
+    "addresses": "see https://evil.example/ or www.evil.example",
+    "Markdown": "`code` **bold** *it* ~~gone~~ _under_ __score__ ``` | a | b |",
+    "blocks": "# head\n\n- item\n\n> said\n\n| a | b |\n|---|---|\n| c | d |\n\n```\ncode",
+    "LaTeX": r"\input{/etc/passwd} \end{document} \write18{ls} % # ~ ^ {}",
+    "templates": "{{ 7 * 7 }} {% raw %} {0.__class__} %s &lt;b&gt; &#36;x&#36;",
+}
+
+
+def rewrite(name: str, change: Any) -> None:
+    """Change the manifest and the tables of a run, and seal it as if it had been recorded so."""
+    path = schema.folder(name) / "manifest.json"
+    stated = json.loads(path.read_text())
+    tables = {table: pd.read_parquet(path.with_name(f"{table}.parquet")) for table in TABLES}
+    change(stated, tables)
+    for table, frame in tables.items():
+        frame.to_parquet(file := path.with_name(f"{table}.parquet"))
+        stated["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    stated["seal"] = documents.digest({key: value for key, value in stated.items() if key != "seal"})
+    path.write_text(json.dumps(stated))
+
+
+def says(text: str) -> Any:
+    """A change by which every text of a run that is a sentence is this one."""
+
+    def change(stated: dict[str, Any], tables: dict[str, pd.DataFrame]) -> None:
+        stated |= {"telemetry": text, "profile": dict.fromkeys(("tool", "why", "command"), text)}
+        stated["command"] = " ".join(text.split())
+        stated["study"]["title"] = " ".join(text.split())
+        stated["ceilings"]["l2"]["how"] = text
+        stated["ladder"] = [rung | {"title": text, "hypothesis": text} for rung in stated["ladder"]]
+        tables["cases"]["reason"] = tables["cases"]["reason"].replace("said", text)
+        tables["cases"]["kernels"] = text
+
+    return change
+
+
+@cache
+def made(text: str) -> dict[str, dict[str, str]]:
+    """The exhibits of a run that says this, in each form: all of a run that says nothing odd, else those that quote."""
+    ids = [id for id in catalogue.every() if catalogue.find(id).shows_a_run]
+    if text != PLAIN:
+        ids = [id for id, forms in made(PLAIN).items() if any(PLAIN in form for form in forms.values())]
+        assert {"environment.cases", "environment.lacking", "verdicts.target"} <= set(ids)
+    with synthetic.folders():
+        synthetic.write("friend", RECIPE)
+        rewrite("friend", says(text))
+        show = Show(results.of(read.load("friend")))
+        found = {id: show(id, **GIVEN.get(id, {})) for id in ids}
+        bundles = {id: one._repr_mimebundle_()[0] for id, one in found.items()}
+    exported = {id: markdown.block(markdown.without_html(one.markdown)) for id, one in found.items()}
+    return {
+        id: {"page": bundle["text/html"], "latex": bundle["text/latex"], "exported": exported[id]}
+        for id, bundle in bundles.items()
+    }
+
+
+def elements(page: str) -> Counter:
+    """How many elements of each name and address there are, without those that break lines or colour code."""
+    found = BeautifulSoup(page, "html.parser").find_all(lambda element: element.name not in ("wbr", "span"))
+    kept = ("href", "src", "onerror", "onload")
+    return Counter((each.name, *(f"{name}={each[name]}" for name in kept if name in each.attrs)) for each in found)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_text_of_a_run_is_data_on_pages_in_latex_and_in_markdown(kind):
+    plain, latex = made(PLAIN), ""
+    for id, forms in made(TEXTS[kind]).items():
+        for form in ("page", "exported"):
+            assert elements(forms[form]) - elements(plain[id][form]) == Counter(), (id, form)
+        latex += forms["latex"]
+    assert not re.search(r"\\(frac|sqrt|input|write|href\{[^}]*evil|end\{document)|evil\.example\}", latex)
+
+
+NAMES = {
+    "device": lambda stated, tables, text: stated["device"].update(name=text),
+    "commit": lambda stated, tables, text: stated.update(commit=text),
+    "attnlab": lambda stated, tables, text: stated.update(attnlab=text),
+    "driver": lambda stated, tables, text: stated["environment"].update(driver=text),
+    "version": lambda stated, tables, text: stated["environment"]["packages"].update(torch=text),
+    "package": lambda stated, tables, text: stated["environment"]["packages"].update({text: "1"}),
+    "setting": lambda stated, tables, text: stated["environment"]["settings"].update(seed=text),
+    "source": lambda stated, tables, text: stated["sources"].update({text: "5" * 64}),
+    "kernel": lambda stated, tables, text: stated["kernels"].update({text: "5" * 64}),
+    "study": lambda stated, tables, text: stated["study"].update(name=text),
+    "sweep": lambda stated, tables, text: stated["study"]["sweeps"].update({text: stated["study"]["target"]}),
+    "implementation": lambda stated, tables, text: stated["study"]["implementations"].append(text),
+    "rung": lambda stated, tables, text: stated["ladder"][0].update(name=text),
+    "run": lambda stated, tables, text: stated.update(name=text),
+    "process": lambda stated, tables, text: tables.update(processes=tables["processes"].assign(process=text)),
+    "row": lambda stated, tables, text: tables.update(checks=tables["checks"].assign(implementation=text)),
+}
+ODD = {"tag": "<b>x</b>", "formula": "$x$", "link": "[a](b)", "address": "https://evil.example", "bell": "a\x1b[31mb"}
+ODD |= {"code": "a`b"}
+
+
+@pytest.fixture(scope="module")
+def friend(tmp_path_factory) -> Path:
+    """The folder of the runs with one of a stranger. Its files are changed, and put back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", str(data := tmp_path_factory.mktemp("data")))
+        synthetic.write("friend", RECIPE)
+    return data
+
+
+@pytest.fixture
+def data(friend, monkeypatch) -> Path:
+    monkeypatch.setenv("ATTNLAB_DATA", str(friend))
+    monkeypatch.setenv("ATTNLAB_EXPORTS", str(friend.parent / "exports"))
+    before = {path: path.read_bytes() for path in (friend / "friend").iterdir() if path.is_file()}
+    yield friend
+    for path, content in before.items():
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("field", NAMES)
+def test_a_name_of_a_run_is_a_name(data, field, kind):
+    rewrite("friend", lambda stated, tables: NAMES[field](stated, tables, ODD[kind]))
+    assert told(lambda: read.load("friend")).isprintable()
+
+
+@pytest.mark.parametrize("name", ["../x.auto", "sdpa.a/b", "/etc/passwd", "sdpa"])
+def test_the_name_of_an_implementation_names_no_other_file(data, name):
+    rewrite("friend", lambda stated, tables: stated["study"]["implementations"].append(name))
+    assert f"{name!r} can't be the name of an implementation" in told(lambda: read.load("friend"))
+
+
+def test_nothing_that_a_run_names_is_imported_or_read_from_it(data, monkeypatch, capsys):
+    name = "python.friend.notes.x.attention"
+    (data / "friend" / "notes").mkdir()
+    for file in ("notes/__init__.py", "notes/x.py", "__init__.py"):
+        (data / "friend" / file).write_text("open('ran.txt', 'w')")
+    monkeypatch.syspath_prepend(data)
+    monkeypatch.chdir(data)
+
+    def rename(stated: dict[str, Any], tables: dict[str, pd.DataFrame]) -> None:
+        stated["study"]["implementations"][1] = name
+        stated["kernels"][name] = stated["kernels"]["python.friend.notes.y.attention"] = "0" * 64
+        tables |= {table: frame.replace("sdpa.flash", name) for table, frame in tables.items()}
+
+    rewrite("friend", rename)
+    assert rungs.stale(read.load("friend")).keys() <= {"kernel.naive", "kernel.tiled", "kernel.mma"}
+    assert __main__.main(["export", "--run=friend"]) == 0
+    assert capsys.readouterr().out.startswith("exported ")
+    assert not (data / "ran.txt").exists()
+    assert not any(module.startswith("friend") for module in sys.modules)
+
+
+def test_a_device_names_no_file_of_another_folder(data):
+    rewrite("friend", lambda stated, tables: stated["device"].update(name="../../data/friend/evil"))
+    (data / "friend" / "evil.json").write_text("{")
+    assert read.load("friend").complete
+    assert results.load("friend").run.manifest["device"]["name"] == "../../data/friend/evil"
+    from attnlab.study import tuning
+
+    assert tuning.path("../../data/friend/evil").name == "..-..-data-friend-evil.json"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stated, tables: stated["study"].update(title="\ud800"),
+        lambda stated, tables: stated.update(telemetry="\ud800"),
+        lambda stated, tables: stated.update({"\ud800": 1}),
+        lambda stated, tables: stated.update(complete=False),
+    ],
+)
+def test_what_no_run_can_hold_is_one_line(data, capsys, change):
+    rewrite("friend", change)
+    assert __main__.main(["export", "--run=friend"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("attnlab: ")
+    assert said.count("\n") == 1
+    assert said.isascii()
+
+
+def test_a_text_that_cannot_be_written_is_spelled_out():
+    row = {"reason": "a\ud800\x1b[31mb\u202ec\n\td", "kernels": None}
+    assert TABLES["cases"].frame([row])["reason"].tolist() == ["a\\ud800\\x1b[31mb\\u202ec\n\td"]
+    assert str(errors.UserError("\ud800 \x1b[31m")) == "\\ud800 \\x1b[31m"
+
+
+def test_a_study_that_cannot_be_written_is_one_line(tmp_path):
+    for text in ('title: "\\ud800"', 'title: "\\udc80x"\nname: "\\e[31m"', 'sweeps: {"\\ud800 seq_len": {}}'):
+        (tmp_path / "odd.yaml").write_text(text)
+        assert told(lambda: studies.load(tmp_path / "odd.yaml")).isprintable()
+
+
+def test_a_run_whose_name_is_a_number_is_found_by_it(data):
+    assert "there is no run '20261128'" in told(lambda: read.load(20261128))
