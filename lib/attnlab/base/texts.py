@@ -13,13 +13,13 @@ _MARKDOWN = re.compile(
     | \](?=[(\[:])                         # links
     | <(?=[A-Za-z/!?]) | &(?=\#|\w+;)      # HTML
     | :(?=//) | (?<=\bwww)\.               # addresses that become links by themselves
-    | ~(?=~) | (?<=~)~ | ^[#>+-]""",
+    | ~(?=~) | (?<=~)~""",
     re.VERBOSE | re.ASCII,
 )
 
 
 def escaped(text: str) -> str:
-    """A text for a sentence in Markdown, on one line: there it is read as it stands."""
+    """A text within a line of Markdown, where it is read as it stands."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 

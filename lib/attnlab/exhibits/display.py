@@ -179,10 +179,11 @@ class Table(_Exhibit):
     @cached_property
     def grid(self) -> str:
         """Titles and rows as a table in GitHub's Markdown."""
-        columns = [self._shown.columns, ["---:" if numeric else "---" for numeric in self._numeric]]
+        rule = ["---:" if numeric else "---" for numeric in self._numeric]
         rows = self._shown.itertuples(index=False, name=None)
-        lines = ([_sentence(cell).replace("|", "\\|") for cell in row] for row in [*columns, *rows])
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        lines = ([_sentence(cell).replace("|", "\\|") for cell in row] for row in [self._shown.columns, *rows])
+        head, *body = lines
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *body])
 
     @property
     def markdown(self) -> str:
