@@ -152,7 +152,7 @@ def parts(monkeypatch, tmp_path):
     monkeypatch.setattr(
         panel, "_case_rows", lambda name, shape, *_: ([row(name, shape, method="device", round=0, latency_us=1.0)], [])
     )
-    monkeypatch.setattr(load, "_rows", lambda name, shape, _: [row(name, shape, started_s=1.0, latency_us=2.0)])
+    monkeypatch.setattr(load, "_rows", lambda name, shape, *_: [row(name, shape, started_s=1.0, latency_us=2.0)])
     monkeypatch.setattr(
         external_tools,
         "rows",

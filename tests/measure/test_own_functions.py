@@ -216,9 +216,9 @@ def test_a_compiled_function_is_compiled_at_every_shape(data, one_thread, write_
 
 @pytest.fixture
 def study(write_study, write_module, tmp_path) -> Iterator[studies.Study]:
-    """A study of functions next to it: one is right, one wrong, one serves nothing, and one ends its process.
+    """A study of functions next to it: one is right, one wrong, and one serves nothing.
 
-    Importing them changes settings, and imports a module that lies there too.
+    There is another that ends its process. Importing them changes settings, and imports a module that lies there too.
     """
     wrong = "def wrong(q, k, v, causal, scale=None):\n return 1.01 * attention(q, k, v, causal, scale)\n"
     refusing = "def refusing(q, k, v, causal, scale=None):\n raise NotImplementedError('not yet')\n"
@@ -226,7 +226,7 @@ def study(write_study, write_module, tmp_path) -> Iterator[studies.Study]:
     write_module(f"import os, helper\n{HEAD}{RIGHT}{wrong}{refusing}{ending}{IMPORTED}")
     (tmp_path / "helper.py").write_text("")
     sys.path.pop()
-    named = [OWN, "python.own.wrong", "python.own.refusing", "python.own.ending"]
+    named = [OWN, "python.own.wrong", "python.own.refusing"]
     sweeps = {"alone": LONE}
     path = write_study(implementations=["sdpa.auto", *named], target=LONE, sweeps=sweeps, replicates=1)
     with studies.modules_beside(path):
@@ -234,6 +234,7 @@ def study(write_study, write_module, tmp_path) -> Iterator[studies.Study]:
 
 
 def test_a_run_measures_functions_in_processes_of_its_own(begin, study, write_module, unlocked):
+    study = study.model_copy(update={"implementations": [*study.implementations, "python.own.ending"]})
     name = begin(study, kernels=callables.hashes(study.implementations))
     record.record(name, study, "cpu")
     run = read.load(name)

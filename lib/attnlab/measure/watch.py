@@ -73,7 +73,8 @@ def read(shared: Any) -> Step | None:
     within, begun_s, limit_s, size = _HEAD.unpack(shared[: _HEAD.size])
     if not size:
         return None
-    implementation, place = bytes(shared[_HEAD.size : _HEAD.size + size]).decode().split("\n")
+    words = bytes(shared[_HEAD.size : _HEAD.size + size]).decode(errors="replace")
+    implementation, _, place = words.partition("\n")  # the next one may be half written, which has not begun then
     return Step(within, begun_s, limit_s, implementation, place)
 
 

@@ -90,7 +90,8 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     these. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. A step of an
     implementation (its import, its first call, a check) that takes longer than `time_limit_s` is ended with its
     process, and fails the case. With `panel`, a run on a GPU takes, after its first replicate, a panel that times the
-    same calls with every available clock, and loads without pause; this takes minutes. After its shapes, a replicate answers `stream` requests of random shapes.
+    same calls with every available clock, and loads without pause; this takes minutes. After its shapes, a replicate
+    answers `stream` requests of random shapes.
     Captured values come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
     """
 

@@ -48,7 +48,7 @@ def take(run: str, study: Study, device: torch.device) -> None:
             devices.release(device)
 
 
-def _rows(implementation: str, shape: Shape, device: torch.device, failed: str) -> list[Row]:
+def _rows(implementation: str, shape: Shape, device: torch.device, failed: str = "") -> list[Row]:
     axes = {"implementation": implementation, **shape.axes}
     try:
         if failed:

@@ -97,7 +97,7 @@ def _add(run: str, key: str, timed: list[Row], seen: list[Row]) -> None:
 
 
 def _case_rows(
-    implementation: str, shape: Shape, device: torch.device, canary: Canary | str, failed: str
+    implementation: str, shape: Shape, device: torch.device, canary: Canary | str, failed: str = ""
 ) -> tuple[list[Row], list[Row]]:
     axes = {"implementation": implementation, **shape.axes}
     try:
