@@ -95,4 +95,4 @@ if __name__ == "__main__":
             found = pd.DataFrame(chain.from_iterable(pool.map(partial(strains, shape), range(draws // AT_ONCE))))
             rows += [row(shape, name, found[name]) for name in found]
             print(shape, found.max().round(3).to_dict(), flush=True)
-    pd.DataFrame(rows).to_csv(paths.REFERENCE / "gate.csv", index=False, float_format="%.3g")
+            pd.DataFrame(rows).to_csv(paths.REFERENCE / "gate.csv", index=False, float_format="%.3g")

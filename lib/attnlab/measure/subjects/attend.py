@@ -130,7 +130,8 @@ def attend(
     if is_compiling():
         if v.shape != k.shape or context.asks_for_sdpa():  # the operator refuses the former
             return sdpa.sdpa(q, k, v, causal, scale)
-        output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
+        # Cast in the graph: PyTorch 2.11 takes one that was compiled under another dtype of autocast for the same.
+        output: Tensor = torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
         return output
     if autotune and not _last.settled:
         _forget_last()
@@ -159,6 +160,7 @@ def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | No
     if is_compiling() and (differentiable or context.asks_for_sdpa()):
         return _masked(q, k, v, causal, scale, kv_lens, scaled_dot_product_attention)
     if is_compiling() or _is_watched(q, k, v):
+        q, k, v = context.autocast(q, k, v)
         output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale)
         return output
     if differentiable:
