@@ -9,6 +9,7 @@ import re
 import tomllib
 
 import nbformat
+import pandas as pd
 import pytest
 from published import RUN as PUBLISHED
 from reading import PAGES
@@ -19,11 +20,12 @@ from attnlab.infer import counters, simulation
 from attnlab.literature.audit import reference
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.session import rounds
-from attnlab.measure.subjects import maps
+from attnlab.measure.subjects import maps, rungs
 from attnlab.measure.values import captured
 from attnlab.runs import dispatch, read, rules
 
 ROOT = paths.ROOT
+BELOW = 1e-4
 MAKEFILE = (ROOT / "Makefile").read_text()
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 NUMBER = re.compile(r"(?<![\w.\-^])\d(?:[\d,. ]*\d)?(?![\d_]*_)")
@@ -60,6 +62,9 @@ def claims() -> list[str]:
     in_ten = ("none", "one", "two", "three", "four", "five")[
         round(10 * simulated.loc[(1, simulation.WRONG), "value"].max())
     ]
+    drawn = pd.read_csv(paths.REFERENCE / "gate.csv")
+    often, few = (drawn[drawn["draws"] == count] for count in (drawn["draws"].max(), drawn["draws"].min()))
+    tails = [f"{100 * tail:.1g} %" for tail in sorted(drawn["tail"][drawn["tail"] > BELOW])]
     resamples = f"{rules.RESAMPLES:,}".replace(",", " ")
     return [
         f"With Python {python} or newer",
@@ -92,6 +97,14 @@ def claims() -> list[str]:
         f"and {other_eager.lead:.2f} by the eager one, but",
         f"at the worst shape {other.least_lead:.2f} (`h100-grid-1`, `h100-grid-2`)",
         f"takes {other.mean_pct:.2g} % longer than the fastest in the mean, and {other.worst_pct:.2g} % at the worst",
+        f"The gate refused {drawn['refused'].sum() or 'none'} of {drawn['draws'].sum():,}",
+        "draws inputs with 64 queries, or with one over 1024 keys",
+        f"computes them in {drawn['implementation'].nunique()} right ways",
+        f"At {often['shape'].nunique()} shapes with normal values, {often['draws'].max():,} draws bound the "
+        f"probability to {100 * often['at_most'].max():.2g} % at 95 % confidence",
+        f"from {few['draws'].max():,} draws, a fit of the tail puts it below {100 * BELOW:g} %",
+        f"over 64 keys where P is scaled before it is rounded: {' and '.join(tails)}",
+        f"negative, below {rungs.SMALLEST_SCALE:g} or above {rungs.LARGEST_SCALE:g};",
         f"up to {in_ten} in ten of its verdicts err",
         "a speedup of exactly 1 and $p = 1$",
     ]

@@ -197,6 +197,12 @@ def test_attempt_tells_refusal_memory_and_mistakes_apart():
     with pytest.raises(ZeroDivisionError):
         attempt(lambda: 1 / 0)
 
+    def asks_for_a_driver():  # as SDPA of nested tensors does where the build of torch has CUDA, and the machine hasn't
+        raise torch.AcceleratorError("CUDA driver is missing\nCompile with more options")
+
+    with pytest.raises(Unsupported, match=r"^CUDA driver is missing$"):
+        attempt(asks_for_a_driver)
+
 
 def test_a_refusal_carries_the_reason_that_torch_warned_of():
     import warnings
