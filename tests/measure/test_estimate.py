@@ -140,3 +140,11 @@ def test_a_study_of_this_machine_has_an_estimate():
     study = tiny_study()
     seconds, _ = estimate.planned(study, CPU)
     assert study.replicates * estimate.PROCESS_S < seconds < 3600
+
+
+def test_calls_go_on_while_another_program_may_have_the_core(monkeypatch):
+    took_us = iter([9e3, *12 * [6e3], *1000 * [300.0]])
+    monkeypatch.setattr(estimate.cuda_events, "timed", lambda device, work: (next(took_us), work()))
+    cost = Cost()
+    estimate._add(cost, lambda: None, Shape(1, 2, 16, 32), CPU)
+    assert cost.seconds == [pytest.approx(300e-6)]

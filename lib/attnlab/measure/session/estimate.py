@@ -35,7 +35,10 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 CALLS = 10
-LONGEST_CALL_S = 0.2
+LEAST_S, MOST_S = 0.1, 1.0
+"""The fastest of so many calls counts, of as many as take `LEAST_S`, and of no more than take `MOST_S`: where another
+program has a core, a few calls in a row may all take ten times as long as others."""
+LONGEST_CALL_S = 1.0
 """A call that would take longer, by the last one, is not made."""
 FIRST_FLOPS = 2**30
 """The first call has no more FLOPs than this."""
@@ -175,7 +178,7 @@ def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.dev
     took_s: list[float] = []
     try:
         first_s = cuda_events.timed(device, partial(attempt, call))[0] / 1e6
-        while not took_s or (len(took_s) < CALLS and sum(took_s) < LONGEST_CALL_S):
+        while not took_s or (sum(took_s) < MOST_S and (len(took_s) < CALLS or sum(took_s) < LEAST_S)):
             took_s.append(cuda_events.timed(device, partial(attempt, call))[0] / 1e6)
     except (Unsupported, OutOfMemory, Broken):
         return
