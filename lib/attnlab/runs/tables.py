@@ -100,7 +100,8 @@ class Table:
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The columns of a frame that holds what it may, with the types that they have in every run."""
         held = frame[self.names].astype({each.name: each.dtype for each in self.columns})
-        return held.assign(**{name: held[name].map(texts.printable, na_action="ignore") for name in self._written})
+        written = {name: held[name].map(texts.printable, na_action="ignore") for name in self._written}
+        return held.assign(**{name: column.astype(held[name].dtype) for name, column in written.items()})
 
     @property
     def _written(self) -> list[str]:

@@ -44,8 +44,8 @@ def in_memory(*tensors: Tensor) -> bool:
 
 
 def is_autocast(device: torch.device) -> bool:
-    """Whether autocast is on for a kind of device."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    """Whether autocast is on for a device of a kind that kernels or SDPA's operators here are for."""
+    return device.type in ("cuda", "cpu") and torch.is_autocast_enabled(device.type)
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
