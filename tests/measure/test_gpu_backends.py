@@ -461,8 +461,12 @@ def test_where_there_is_nothing_to_attend_to_the_output_is_zero(sizes, causal, r
     assert torch.equal(output, torch.zeros_like(q))
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("shape", [ODD, ODD.resized(causal=True), GROUPED, DECODE], ids=str)
+# With gradients, it is SDPA, which PyTorch 2.11 can't count where heads are grouped.
+@pytest.mark.parametrize(
+    ("shape", "requires_grad"),
+    [*product([ODD, ODD.resized(causal=True), DECODE], [False, True]), (GROUPED, False)],
+    ids=str,
+)
 def test_as_many_flops_are_counted_as_for_sdpa(named, shape, requires_grad):
     given = [tensor.requires_grad_(requires_grad) for tensor in inputs.draw(shape, 0, GPU)]
     ours = partial(attnlab.attend, causal=shape.causal)
@@ -503,8 +507,9 @@ def test_the_backend_that_a_user_chose_runs(named, context):
         call(*given)
     with context():
         expected = set(ran(partial(scaled_dot_product_attention, *given)))
-        for call in calls:
-            assert set(ran(partial(call, *given))) == expected
+        for call in calls:  # the operator may copy what SDPA returned into the layout that it promises
+            assert expected <= set(ran(partial(call, *given)))
+        assert set(ran(partial(attnlab.attend, *given))) == expected
     assert set(ran(partial(attnlab.attend, *given))) == set(needs(named, ODD))
 
 
