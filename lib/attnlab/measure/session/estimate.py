@@ -20,14 +20,7 @@ from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices
 from attnlab.measure.session.subject import Job
 from attnlab.measure.subjects import registry
-from attnlab.measure.subjects.implementation import (
-    Broken,
-    Implementation,
-    OutOfMemory,
-    Unsupported,
-    attempt,
-    fatal,
-)
+from attnlab.measure.subjects.implementation import Implementation, OutOfMemory, attempt, fatal
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read
 from attnlab.study.implementations import REFERENCES, under_control
@@ -180,10 +173,8 @@ def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.dev
         first_s = cuda_events.timed(device, partial(attempt, call))[0] / 1e6
         while not took_s or (sum(took_s) < MOST_S and (len(took_s) < CALLS or sum(took_s) < LEAST_S)):
             took_s.append(cuda_events.timed(device, partial(attempt, call))[0] / 1e6)
-    except (Unsupported, OutOfMemory, Broken):
-        return
     except Exception as error:
-        if isinstance(error, UserError | watch.Spoiled) or fatal(error):
+        if fatal(error) or isinstance(error, UserError):
             raise
         return
     cost.flops.append(shape.flops)

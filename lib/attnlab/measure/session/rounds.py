@@ -18,7 +18,6 @@ from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Output
 from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt, fatal, raised
 from attnlab.measure.subjects.inputs import Windows
-from attnlab.measure.watch import Spoiled
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -154,7 +153,7 @@ class Rounds:
         except (torch.OutOfMemoryError, OutOfMemory) as error:
             subject.drop(OUT_OF_MEMORY, f"while timed, {self._timing}: {error}")
         except Exception as error:  # at a shape that it served before
-            if isinstance(error, Spoiled) or fatal(error):
+            if fatal(error):
                 raise
             words = error if isinstance(error, Broken | Unsupported) else raised(error)
             subject.drop(FAILED, f"while timed, {self._timing}: {words}")

@@ -146,7 +146,7 @@ class Subject:
         except Broken as error:
             self.drop(FAILED, str(error))
         except Exception as error:
-            if isinstance(error, UserError | watch.Spoiled) or fatal(error):
+            if fatal(error) or isinstance(error, UserError):
                 raise
             self.drop(FAILED, raised(error))
         return None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnlab.measure.fp8.quantize import Quantized, rounded
+from attnlab.measure.watch import Spoiled
 from attnlab.study.shapes import Shape
 
 T = TypeVar("T")
@@ -144,8 +145,11 @@ def attempt(work: Callable[[], T]) -> T:
 
 
 def fatal(error: BaseException) -> bool:
-    """Whether a GPU that is in use failed. Without a driver, what asks for one raises the same, and harms nothing."""
-    return isinstance(error, torch.AcceleratorError) and torch.cuda.is_initialized()
+    """Whether nothing can go on in this process: its state can't be put back, or its GPU failed.
+
+    Without a driver, a call that asks for a GPU raises the same error, and harms nothing.
+    """
+    return isinstance(error, Spoiled) or (isinstance(error, torch.AcceleratorError) and torch.cuda.is_initialized())
 
 
 def raised(error: BaseException) -> str:

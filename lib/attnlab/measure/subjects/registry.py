@@ -57,9 +57,9 @@ def _own(name: str) -> Implementation:
     try:
         with environment.kept() as changed:
             there = vars(callables.imported(name))
-    except Spoiled:
-        raise
     except BaseException as error:  # Ctrl-C ends this process without an exception
+        if isinstance(error, Spoiled):
+            raise
         raise UserError(f"{where} can't be imported: {raised(error)}") from None
     PUT_BACK.setdefault(name, changed)
     if function not in there:
@@ -86,7 +86,7 @@ def _explained() -> Iterator[None]:
     try:
         with environment.kept() as changed:
             yield
-    except (Unsupported, OutOfMemory, Broken, MemoryError, Spoiled):
+    except (Unsupported, OutOfMemory, Broken, MemoryError):
         raise
     except (NotImplementedError, ValueError) as error:
         raise Unsupported(short(str(error) or type(error).__name__)) from None
