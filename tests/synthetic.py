@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnlab.base import rules
 from attnlab.infer import cases, results
-from attnlab.runs import read, rules
+from attnlab.runs import read
 from attnlab.runs import write as runs_write
 from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape

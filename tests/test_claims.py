@@ -14,7 +14,7 @@ import pytest
 from published import RUN as PUBLISHED
 from reading import PAGES
 
-from attnlab.base import paths
+from attnlab.base import paths, rules
 from attnlab.exhibits import audit
 from attnlab.infer import counters, simulation
 from attnlab.literature.audit import reference
@@ -22,7 +22,7 @@ from attnlab.measure.clocks import cuda_events
 from attnlab.measure.session import rounds
 from attnlab.measure.subjects import maps, rungs
 from attnlab.measure.values import captured
-from attnlab.runs import dispatch, read, rules
+from attnlab.runs import dispatch, read
 
 ROOT = paths.ROOT
 BELOW = 1e-4

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from statsmodels.tsa.stattools import acf
 
+from attnlab.base.rules import CLAIM_DELTA, CLAIM_SPEEDUP
 from attnlab.infer import bootstrap, stats
 from attnlab.infer.stats import Interval
-from attnlab.runs.rules import CLAIM_DELTA, CLAIM_SPEEDUP
 
 properties = settings(deadline=None, max_examples=60, derandomize=True)
 latency = st.floats(0.1, 1e5, allow_nan=False)

@@ -19,11 +19,11 @@ from conftest import SAMPLE, Quickly, tiny_study, told
 from tqdm import tqdm
 
 from attnlab import select_run
-from attnlab.base import paths, sources
+from attnlab.base import paths, rules, sources
 from attnlab.base.errors import UserError
 from attnlab.measure import processes
 from attnlab.measure.session import estimate, record
-from attnlab.runs import read, rules, schema, write
+from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 from attnlab.study.studies import Timing

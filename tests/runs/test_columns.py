@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tools import data_readme
 
-from attnlab.base import paths
-from attnlab.runs import methods, rules, schema
+from attnlab.base import paths, rules
+from attnlab.runs import methods, schema
 from attnlab.runs.tables import AXES, MODEL_TABLES, TABLES
 from attnlab.study.shapes import Shape
 from attnlab.study.values import NORMAL

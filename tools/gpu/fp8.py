@@ -34,7 +34,7 @@ from attnlab.measure.gate.check import Error
 from attnlab.measure.subjects import inputs, maps, oracle, registry
 from attnlab.measure.subjects.launch import Maps
 from attnlab.measure.subjects.problem import Problem, shares
-from attnlab.runs.rules import GATE_FACTOR
+from attnlab.base.rules import GATE_FACTOR
 from attnlab.study.shapes import Shape
 
 DEVICE = torch.device("cuda")

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from attnlab.base import rules
 from attnlab.base.texts import escaped
 from attnlab.infer.stats import Interval
-from attnlab.runs import rules
 from attnlab.study.shapes import Shape
 
 CI = f"{100 * rules.CONFIDENCE:g} %"

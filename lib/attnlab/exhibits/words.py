@@ -10,10 +10,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from attnlab.base import rules
 from attnlab.base.texts import escaped
 from attnlab.exhibits import cells, decisions, formats
 from attnlab.literature import bibliography
-from attnlab.runs import rules
 
 FOLDER = Path(__file__).with_name("templates")
 # Filters are these and the functions that print numbers, by their own names.

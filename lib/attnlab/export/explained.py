@@ -1,11 +1,11 @@
 """The README of an export, which explains every field of its JSON."""
 
+from attnlab.base.rules import STEADY
 from attnlab.exhibits.cells import given
 from attnlab.exhibits.quantities import INTERVAL, QUANTITIES
 from attnlab.export.records import LATENCIES, RENAMED
 from attnlab.infer import cases
 from attnlab.infer.results import Results
-from attnlab.runs.rules import STEADY
 from attnlab.runs.tables import AXES, CACHE, CASES, CLOCK
 
 SHAPE = {column.name: column.means for column in AXES}

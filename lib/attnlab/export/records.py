@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnlab.base import rules
 from attnlab.infer import bootstrap, regimes, stats
 from attnlab.infer.cases import CASE, TIMING
 from attnlab.infer.kernels import rungs
 from attnlab.infer.lookup import known, on_values
 from attnlab.infer.results import NO_CONTROL, Results, absence
-from attnlab.runs import rules
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

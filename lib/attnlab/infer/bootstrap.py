@@ -20,7 +20,7 @@ import scipy.special
 import scipy.stats
 from numpy.typing import ArrayLike
 
-from attnlab.runs.rules import CONFIDENCE
+from attnlab.base.rules import CONFIDENCE
 
 Array: TypeAlias = np.ndarray
 Samples: TypeAlias = ArrayLike | Sequence[ArrayLike]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from attnlab.base.rules import CLAIM_DELTA, CLAIM_SPEEDUP
 from attnlab.infer.families import opposed
 from attnlab.infer.kernels import rungs
 from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
-from attnlab.runs.rules import CLAIM_DELTA, CLAIM_SPEEDUP
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

@@ -9,13 +9,13 @@ from weakref import WeakValueDictionary
 import pandas as pd
 import scipy.stats
 
+from attnlab.base.rules import CONFIDENCE
 from attnlab.infer import parallel, stats
 from attnlab.infer.cases import CASE, COLUMNS, TIMING, by_case, infer, passed_samples
 from attnlab.infer.families import FalsePositives, Family, Place, Sides, infer_family, judge, judge_family
 from attnlab.infer.lookup import Lookup, NotMeasured
 from attnlab.infer.stats import Verdict
 from attnlab.runs import read, schema
-from attnlab.runs.rules import CONFIDENCE
 from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

@@ -22,10 +22,10 @@ import scipy.special
 import scipy.stats
 from numpy.typing import ArrayLike
 
+from attnlab.base.rules import ALPHA, CLAIM_DELTA, CLAIM_SPEEDUP, CONFIDENCE, EQUIVALENCE_MARGIN, POWER, RESAMPLES, SEED
 from attnlab.infer import bootstrap
 from attnlab.infer.bootstrap import Array, Samples, blocks, positive, replicates_of, require, require_level, student
 from attnlab.infer.bootstrap import Interval as Interval
-from attnlab.runs.rules import ALPHA, CLAIM_DELTA, CLAIM_SPEEDUP, CONFIDENCE, EQUIVALENCE_MARGIN, POWER, RESAMPLES, SEED
 
 MOST_EXACT = 8
 """Samples on one side up to which scipy's Mann-Whitney test is exact."""

@@ -6,8 +6,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 
 from attnlab.base.documents import Count, Hash, Positive, Size, Words, validated
 from attnlab.base.errors import UserError
+from attnlab.base.rules import GATE_FACTOR
 from attnlab.base.texts import first_odd
-from attnlab.runs.rules import GATE_FACTOR
 from attnlab.runs.schema import IMPLEMENTATION, NAME, TIME, Manifest
 from attnlab.runs.tables import MODEL_TABLES, TABLES
 from attnlab.study import studies

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from attnlab.base import texts
+from attnlab.base.rules import GATE_FACTOR, STEADY
 from attnlab.runs import methods, metrics
 from attnlab.runs.kinds import (
     AT_LEAST_0,
@@ -27,7 +28,6 @@ from attnlab.runs.kinds import (
     one_of,
     whole,
 )
-from attnlab.runs.rules import GATE_FACTOR, STEADY
 from attnlab.runs.schema import MOMENTS, OF_MODELS, OLDEST, PHASES, STATUSES, STEPS, Row
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from attnlab.base import rules
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
@@ -9,7 +10,6 @@ from attnlab.exhibits.environment.machine import interval_words, sample_words
 from attnlab.exhibits.markdown import Inline
 from attnlab.infer.machine.effort import effort
 from attnlab.infer.results import Results
-from attnlab.runs import rules
 
 
 @exhibit("environment.commands")

@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.colors import to_hex
 
+from attnlab.base import rules
 from attnlab.base.version import VERSION
 from attnlab.exhibits import formats
 from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SIGNS, SLOWER
@@ -21,7 +22,6 @@ from attnlab.exhibits.style import look
 from attnlab.exhibits.words import say
 from attnlab.infer import regimes
 from attnlab.infer.results import Results
-from attnlab.runs import rules
 
 Fewer = tuple[int | None, int | None]
 FEWER: tuple[Fewer, ...] = (

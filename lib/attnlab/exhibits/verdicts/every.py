@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from attnlab.base.rules import ALPHA
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.decisions import EQUIVALENT, FASTER, INCONCLUSIVE, SLOWER
 from attnlab.exhibits.display import Prose, Table
@@ -11,7 +12,6 @@ from attnlab.infer import regimes
 from attnlab.infer.families import tally
 from attnlab.infer.results import Comparison, Results, comparisons
 from attnlab.infer.stats import holm
-from attnlab.runs.rules import ALPHA
 from attnlab.study.ladder import MASKS
 from attnlab.study.shapes import Shape
 

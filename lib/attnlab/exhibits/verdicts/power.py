@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from attnlab.base.rules import EQUIVALENCE_MARGIN
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
@@ -12,7 +13,6 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.machine.effort import effort
 from attnlab.infer.results import NO_CONTROL, Results
 from attnlab.infer.simulation import CLAIMED, COVERED, EQUIVALENT, RATIO_COVERED, WRONG
-from attnlab.runs.rules import EQUIVALENCE_MARGIN
 
 KEY = ["kind", "replicates", "processes"]
 FOUND = {simulation.power(effect): f"{100 * effect:.0f} % found" for effect in simulation.EFFECTS}

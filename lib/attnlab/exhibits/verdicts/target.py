@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnlab.base.rules import CLAIM_SPEEDUP, GATE_FACTOR
 from attnlab.exhibits import decisions, formats, quantities
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.cells import without
@@ -20,7 +21,6 @@ from attnlab.infer.families import disagree
 from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import NO_CONTROL, Pair, Results, absence
 from attnlab.infer.stats import Verdict
-from attnlab.runs.rules import CLAIM_SPEEDUP, GATE_FACTOR
 from attnlab.runs.schema import is_of
 from attnlab.study import implementations
 from attnlab.study.implementations import in_fp8

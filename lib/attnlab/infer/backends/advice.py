@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
+from attnlab.base.rules import CLAIM_SPEEDUP, EQUIVALENCE_MARGIN
 from attnlab.infer.lookup import axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
-from attnlab.runs.rules import CLAIM_SPEEDUP, EQUIVALENCE_MARGIN
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 

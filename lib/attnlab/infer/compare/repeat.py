@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from attnlab.base.errors import UserError
+from attnlab.base.rules import ALPHA
 from attnlab.infer import stats
 from attnlab.infer.cases import by_replicate, independent
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results, with_samples
 from attnlab.infer.stats import Interval
 from attnlab.runs import read
-from attnlab.runs.rules import ALPHA
 from attnlab.runs.schema import Manifest
 from attnlab.study import ladder, studies
 from attnlab.study.shapes import Shape

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnlab.base.rules import ALPHA, EQUIVALENCE_MARGIN
 from attnlab.infer import parallel, stats
 from attnlab.infer.bootstrap import student
 from attnlab.infer.compare import repeat
@@ -16,7 +17,6 @@ from attnlab.infer.families import Place, smallest_effect
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
-from attnlab.runs.rules import ALPHA, EQUIVALENCE_MARGIN
 from attnlab.study.implementations import DISPATCH
 
 ALIKE = {"driver", "cuda", "cudnn", "card", "packages", "settings"}

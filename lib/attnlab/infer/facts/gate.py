@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnlab.base.rules import GATE_FACTOR
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Results
-from attnlab.runs.rules import GATE_FACTOR
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 

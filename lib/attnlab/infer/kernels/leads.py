@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from attnlab.base.rules import CLAIM_SPEEDUP
 from attnlab.infer.kernels import rungs
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.runs.rules import CLAIM_SPEEDUP
 from attnlab.study.implementations import FALLBACK, PEERS, SDPA, in_fp8
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape

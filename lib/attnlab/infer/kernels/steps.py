@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from math import nan
 from typing import Literal
 
+from attnlab.base.rules import EQUIVALENCE_MARGIN
 from attnlab.infer.kernels.rungs import has_kernels, rungs
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import Interval, Verdict
-from attnlab.runs.rules import EQUIVALENCE_MARGIN
 from attnlab.study.implementations import FALLBACK, SDPA
 from attnlab.study.ladder import Recorded
 from attnlab.study.shapes import Shape

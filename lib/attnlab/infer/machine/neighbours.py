@@ -9,10 +9,10 @@ import pandas as pd
 from scipy.stats import ttest_ind
 
 from attnlab.base.errors import UserError
+from attnlab.base.rules import CONFIDENCE
 from attnlab.infer.cases import CASE, passed_samples
 from attnlab.infer.stats import Decision, Interval, is_within
 from attnlab.runs import read
-from attnlab.runs.rules import CONFIDENCE
 from attnlab.runs.schema import Run, is_under
 from attnlab.study import studies
 from attnlab.study.studies import Timing

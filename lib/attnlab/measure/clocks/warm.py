@@ -2,13 +2,13 @@
 
 import torch
 
+from attnlab.base import rules
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import inspection
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
-from attnlab.runs import rules
 from attnlab.study.shapes import Shape
 
 LONGEST_MS = 100.0

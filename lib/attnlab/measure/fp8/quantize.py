@@ -13,8 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from attnlab.base.rules import SEED
 from attnlab.measure.fp8 import quantizing
-from attnlab.runs.rules import SEED
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max

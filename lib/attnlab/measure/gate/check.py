@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnlab.base.rules import GATE_FACTOR
 from attnlab.measure.fp8.accuracy import Deviation
-from attnlab.runs.rules import GATE_FACTOR
 
 OUTPUTS = ("O", "dQ", "dK", "dV")
 """The tensors that a call returns: in training all of these, otherwise only the first."""

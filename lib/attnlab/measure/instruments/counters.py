@@ -18,10 +18,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from attnlab.base import rules
 from attnlab.measure.instruments import devices, environment, tool
 from attnlab.measure.instruments.tool import Refused
 from attnlab.measure.subjects import inputs, registry
-from attnlab.runs import metrics, read, rules, schema, write
+from attnlab.runs import metrics, read, schema, write
 from attnlab.runs.schema import implementation_key
 from attnlab.runs.tables import PROFILE
 from attnlab.study.shapes import Shape

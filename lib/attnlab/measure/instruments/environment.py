@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.base import documents
+from attnlab.base import documents, rules
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.watch import Spoiled
-from attnlab.runs import read, rules, tuned
+from attnlab.runs import read, tuned
 
 CUBLAS_WORKSPACE = ":4096:8"
 PACKAGES = ("torch", "numpy")

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from attnlab.base import rules
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.reference_check import ReferenceCheck, References
 from attnlab.measure.instruments import devices, environment, inspection
@@ -16,7 +17,7 @@ from attnlab.measure.session.subject import Session, Subject, alive, drop_all
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
-from attnlab.runs import read, rules, write
+from attnlab.runs import read, write
 from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, Row, block_key
 from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES
 from attnlab.study.shapes import Shape

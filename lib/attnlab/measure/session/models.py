@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from attnlab.base import rules
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measure import pretrained, processes
 from attnlab.measure.clocks import cuda_events, traced
@@ -24,7 +25,7 @@ from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import record
 from attnlab.measure.subjects import attend, model
 from attnlab.measure.subjects.implementation import ran_out_of_memory
-from attnlab.runs import dispatch, models, read, rules, schema, write
+from attnlab.runs import dispatch, models, read, schema, write
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.models import WORKLOAD
 from attnlab.runs.schema import FIRST, GRAPHS, PHASES, REST, STEPS, Row

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from attnlab.base import paths, sources
+from attnlab.base import paths, rules, sources
 from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
 from attnlab.measure import processes
@@ -30,7 +30,7 @@ from attnlab.measure.instruments import counters, devices
 from attnlab.measure.session import estimate, once, worker
 from attnlab.measure.session.subject import Job
 from attnlab.measure.values import captured
-from attnlab.runs import dispatch, read, rules, schema, write
+from attnlab.runs import dispatch, read, schema, write
 from attnlab.study import callables, implementations, ladder, tuning
 from attnlab.study.studies import Study, recorded
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from attnlab.base import rules
 from attnlab.base.errors import UserError
 from attnlab.measure import watch
 from attnlab.measure.clocks import cuda_events, originals
@@ -26,7 +27,6 @@ from attnlab.measure.subjects.implementation import (
     fatal,
     raised,
 )
-from attnlab.runs import rules
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, shape_key
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing

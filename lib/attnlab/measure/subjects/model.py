@@ -14,11 +14,11 @@ from transformers.generation import BaseStreamer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from attnlab.base import rules
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import oracle
 from attnlab.measure.subjects.attend import attend
-from attnlab.runs import rules
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, DRAFTED, Model
 from attnlab.study.tuning import FEW_QUERIES
