@@ -1,0 +1,316 @@
+"""Executes the notebooks for a run and renders each as one HTML file that loads nothing; the report also as PDF.
+
+Showing never measures. Pages are written once all notebooks were executed, each whole or not at all.
+"""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from html import escape
+from itertools import count
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+import mistune
+import nbformat
+import papermill
+from bs4 import BeautifulSoup
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from math_core import LatexError, LatexToMathML
+from mistune.plugins import import_plugin
+from nbclient.exceptions import DeadKernelError
+from nbconvert import LatexExporter, TemplateExporter
+from nbconvert.filters import Highlight2HTML, convert_pandoc
+from papermill.exceptions import PapermillExecutionError
+from pygments.formatters import HtmlFormatter
+from traitlets.config import Config
+
+from attnlab.base import files, paths
+from attnlab.base.errors import UserError, suggestion
+from attnlab.runs import read
+
+REPORT = "report"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HOW = "no PDF: install Chromium, or pdflatex with pandoc (the package pypandoc-binary brings it), and render again"
+LIMIT_S = 300
+"""The longest that a program which makes a PDF may take."""
+TAGS = (
+    "style div span p b strong em i code pre br sub sup ul ol li table caption colgroup col thead tbody tfoot tr th td"
+)
+ATTRIBUTES = "class id style colspan rowspan scope role aria-label tabindex"
+"""What HTML of an output may hold; the rest is left out."""
+LINK_TO_FILE = re.compile(r"""(<a\b[^>]*?)\shref=(["'])(?!#|https?:|mailto:).*?\2""", re.DOTALL)
+"""A link that a browser would print as an address on this machine."""
+Notebook = Any
+Wanted = Mapping[str, tuple[Notebook, dict[str, object]]]
+"""By page its notebook and the values of parameters."""
+
+
+def names() -> list[str]:
+    """The notebooks of a report: the report itself, then 01 to 09."""
+    return [REPORT, *sorted(path.stem for path in paths.NOTEBOOKS.glob("0[1-9]_*.ipynb"))]
+
+
+def render(
+    run: str = "",
+    notebooks: Iterable[str] | None = None,
+    jobs: int = 2,
+    parameters: Mapping[str, object] | None = None,
+) -> Path:
+    """Execute notebooks for a recorded run, write their pages to ``reports/<run>/``, and return the first one.
+
+    Cells tagged `published` speak of the published run alone, and are left out of other pages.
+
+    Args:
+        run: a run in ``data/``; the published one, which is the report's default, if empty.
+        notebooks: some of those in ``notebooks/``; `names` if None.
+        jobs: how many are executed at the same time.
+        parameters: others than the run, for each notebook; the names of pages have them.
+
+    Raises:
+        UserError: there is no such run, notebook or parameter, or a cell failed; nothing was written. Or `holds` found
+            a sentence that is not true, or the PDF failed; the pages were written.
+    """
+    run, given = str(run or _parameters(REPORT)["run"]), dict(parameters or {})
+    read.read_manifest(run)
+    wanted = {}
+    for name in names() if notebooks is None else notebooks:
+        known = _parameters(name)
+        for wrong in set(given) - set(known):
+            has = f"it has {', '.join(known)}{suggestion(wrong, known)}"
+            raise UserError(f"{name} has no parameter {wrong!r}; {has}")
+        notebook = nbformat.read(_source(name), as_version=4)
+        if given or run != known.get("run"):
+            notebook.cells = [cell for cell in notebook.cells if "published" not in cell.metadata.get("tags", [])]
+        page = re.sub(r"[^\w.=,-]+", "-", " ".join([name, *(f"{key}={given[key]}" for key in given)]))
+        wanted[page[:80].strip("-")] = notebook, given | ({"run": run} if "run" in known else {})
+    return _build(run, wanted, jobs)
+
+
+def _parameters(name: str) -> dict[str, str]:
+    """The parameters of a notebook by name, with their defaults; quotes are left out."""
+    found = papermill.inspect_notebook(str(_source(name)))
+    return {parameter: about["default"].strip("\"'") for parameter, about in found.items()}
+
+
+def _source(name: str) -> Path:
+    there = [path.stem for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))]
+    if name not in there:
+        raise UserError(f"there is no notebook {name!r}; there are {', '.join(there)}{suggestion(name, there)}")
+    return paths.NOTEBOOKS / f"{name}.ipynb"
+
+
+def _build(run: str, wanted: Wanted, jobs: int) -> Path:
+    folder = paths.reports() / run
+    files.require_writable(folder, "ATTNLAB_REPORTS")
+    busy = f"{paths.shown(folder)}/: another process is rendering it; waiting"
+    cleaned = tempfile.TemporaryDirectory(prefix="attnlab-", ignore_cleanup_errors=True)
+    with files.held(folder / ".lock", lambda: _say(busy)), cleaned as scratch:
+        executed = _execute_all(run, wanted, Path(scratch), jobs)
+        program, pdf = _program() if REPORT in executed else "", folder / "report.pdf"
+        there = [name for name in names() if name in executed or (folder / f"{name}.html").is_file()]
+        links = {name: f"{name}.html" for name in there} | ({"PDF": pdf.name} if program or pdf.is_file() else {})
+        pages = {page: _html(notebook, run, links | {page: ""}).encode() for page, notebook in executed.items()}
+        for page, html in pages.items():
+            path = folder / f"{page}.html"
+            if page == REPORT and program and not (path.is_file() and path.read_bytes() == html):
+                pdf.unlink(missing_ok=True)  # that of an unchanged page is kept, as printing again gives other bytes
+            files.write_atomically(path, html)
+        if program and not pdf.is_file():
+            files.write_atomically(pdf, _pdf(program, executed[REPORT], folder / "report.html", Path(scratch)))
+    if REPORT in executed and not program:
+        _say(HOW)
+    _require_true(executed)
+    return folder / f"{next(iter(pages))}.html"
+
+
+def _require_true(executed: Mapping[str, Notebook]) -> None:
+    """Pass on the warnings of notebooks, and raise UserError if a guarded sentence is not true."""
+    wrong = 0
+    for page, notebook in executed.items():
+        for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+            if output.get("name") == "stderr":
+                _say(f"{page}: {output.text.strip()}")
+            if output.get("metadata", {}).get("attnlab", {}).get("holds") is False:
+                wrong += 1
+                _say(f"{page}: not true: {' '.join(output.data.get('text/plain', '').split())}")
+    if wrong:
+        raise UserError(f"{wrong} sentences are not true, and their pages say so: correct them")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class _Kernel(AsyncKernelManager):
+    """A kernel of this interpreter, whatever kernels are installed. It finds this package, and no start-up files."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        """How to start it."""
+        package, stated = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
+        environment = {"PYTHONPATH": f"{package}{os.pathsep}{stated}" if stated else package}
+        environment |= {"IPYTHONDIR": str(Path(self.connection_file).parent), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=CRITICAL"]
+        command += ["--HistoryManager.enabled=False"]
+        return KernelSpec(argv=command, env=environment, language="python", display_name="Python 3")
+
+
+def _execute_all(run: str, wanted: Wanted, scratch: Path, jobs: int) -> dict[str, Notebook]:
+    """The executed notebooks by page. Threads are daemons, and kernels end with this process: nothing outlives it."""
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
+    executed = {}
+    with ThreadPool(jobs) as pool:
+        for page, notebook, seconds in pool.imap_unordered(
+            lambda page: _execute(scratch / page, *wanted[page]), wanted
+        ):
+            executed[page] = notebook
+            _say(f"{run}: {page}, {seconds:.1f} s")
+    return {page: executed[page] for page in wanted}
+
+
+def _execute(scratch: Path, notebook: Notebook, values: dict[str, object]) -> tuple[str, Notebook, float]:
+    """The page, its notebook with outputs, and how many seconds these took. UserError if a cell fails."""
+    scratch.mkdir()
+    copy, connection, began = scratch / "copy.ipynb", scratch / "kernel.json", time.perf_counter()
+    nbformat.write(notebook, copy)
+    # Sockets in a folder of this user's: no other can connect, and no port is taken twice. A path has 107 bytes.
+    kernel = {"transport": "ipc" if len(str(connection)) < 90 else "tcp", "connection_file": str(connection)}
+    options = {"kernel_manager_class": _Kernel, "config": Config({"KernelManager": kernel})}
+    options |= {"shutdown_kernel": "immediate", "resources": {"metadata": {"path": str(paths.working())}}}
+    options |= {"progress_bar": False, "log_output": False, "request_save_on_cell_execute": False}
+    try:
+        executed = papermill.execute_notebook(copy, None, values, kernel_name="python3", language="python", **options)
+    except PapermillExecutionError as error:
+        first, reason = (str(text).strip().partition("\n")[0] for text in (error.source, error.evalue))
+        raise UserError(f"{scratch.name}, the cell `{first}`: {error.ename}: {reason}") from None
+    except (DeadKernelError, RuntimeError) as error:
+        raise UserError(f"{scratch.name}: the kernel died: {str(error).partition(chr(10))[0]}") from None
+    return scratch.name, executed, time.perf_counter() - began
+
+
+class _Markdown(mistune.HTMLRenderer):
+    """Markdown in which HTML is text and formulas are MathML. It loads nothing, and links to pages, not notebooks."""
+
+    def inline_math(self, body: str, display: bool = False) -> str:
+        try:
+            return LatexToMathML().convert_with_local_state(body, displaystyle=display)
+        except LatexError:
+            return f"<code>{escape(body)}</code>"
+
+    def block_math(self, body: str) -> str:
+        return self.inline_math(body, display=True)
+
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        return escape(text)
+
+    def link(self, text: str, url: str, title: str | None = None) -> str:
+        return super().link(text, re.sub(r"^(\w+)\.ipynb\b", r"\1.html", url), title)
+
+
+def _html(notebook: Notebook, run: str, links: Mapping[str, str]) -> str:
+    """A page; the same notebook gives the same bytes. `links` are addresses by label, empty for the page itself."""
+    template = {"template_name": "template", "extra_template_basedirs": [str(Path(__file__).parent)]}
+    shown = ["image/svg+xml", "text/html", "text/markdown", "image/png", "text/plain"]
+    config = Config({"TemplateExporter": template, "NbConvertBase": {"display_data_priority": shown}})
+    exporter, numbers = TemplateExporter(config=config, file_extension=".html"), count(1)
+    plugins = [import_plugin("math"), import_plugin("table")]
+    exporter.register_filter("markdown2html", mistune.Markdown(_Markdown(escape=True), plugins=plugins))
+    exporter.register_filter("highlight_code", Highlight2HTML(pygments_lexer="ipython3"))
+    exporter.register_filter("tables", _tables)
+    exporter.register_filter("drawing", lambda svg: _drawing(svg, f"s{next(numbers)}-"))
+    styles = ["\n".join(HtmlFormatter(style=s).get_token_style_defs(".highlight")) for s in ("xcode", "github-dark")]
+    resources = {"title": _title(notebook), "run": run, "links": links, "styles": styles}
+    html, _ = exporter.from_notebook_node(notebook, resources)
+    for folder in {paths.ROOT, paths.working(), Path.home()} - {Path("/")}:
+        html = re.sub(rf"{re.escape(str(folder))}(?![\w-])", ".", html)  # a page names no place on this machine
+    return html
+
+
+def _title(notebook: Notebook) -> str:
+    headings = [re.search(r"^# (.+)$", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown"]
+    return next((re.sub(r"[*`$]", "", heading[1]) for heading in headings if heading), "attnlab")
+
+
+def _tables(html: str) -> str:
+    """Tables and text of an output, without scripts, pictures, links, handlers, and addresses in styles."""
+    soup = BeautifulSoup(html, "html.parser")
+    for tag in (tag for tag in soup.find_all(True) if not tag.decomposed):
+        style = tag.get_text() if tag.name == "style" else str(tag.get("style", ""))
+        if tag.name not in TAGS.split() or re.search(r"url|import|\\|<", style):
+            tag.decompose()
+        else:
+            tag.attrs = {name: value for name, value in tag.attrs.items() if name in ATTRIBUTES.split()}
+    return str(soup)
+
+
+def _drawing(svg: str, prefix: str) -> str:
+    """An SVG as a figure that says its <title>, with ids that begin with the prefix."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.find("<svg") :], flags=re.DOTALL)
+    title = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
+    label = " ".join(title[1].replace('"', "&quot;").split()) if title else "figure"
+    if re.search(r"""<script|<foreignObject|\son\w+\s*=\s*["']|javascript:""", svg, re.IGNORECASE):
+        return f"<p>{label}</p>"
+    ids: dict[str, str] = {}
+    rename = r'(\bid="|url\(#|href="#)([^")]+)'
+    svg = re.sub(rename, lambda found: found[1] + ids.setdefault(found[2], f"{prefix}{len(ids)}"), svg)
+    return "<figure>" + svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1) + "</figure>"
+
+
+def _program() -> str:
+    """What makes the PDF: pdflatex where pandoc is too, or a browser; empty where neither is installed."""
+    with suppress(ImportError):
+        import pypandoc  # type: ignore[import-not-found]
+
+        os.environ["PATH"] += os.pathsep + str(Path(pypandoc.get_pandoc_path()).parent)
+    latex = shutil.which("pdflatex") if shutil.which("pandoc") else None
+    return latex or next(filter(None, map(shutil.which, BROWSERS)), "")
+
+
+def _pdf(program: str, notebook: Notebook, page: Path, scratch: Path) -> bytes:
+    """The report as PDF. UserError if the program fails."""
+    latex, made, said = Path(program).name == "pdflatex", scratch / "report.pdf", "it took too long"
+    if latex:
+        _write_latex(notebook, scratch)
+        options = ["-interaction=nonstopmode", "-halt-on-error", "report.tex"]
+    else:
+        copy = scratch / page.name
+        copy.write_text(LINK_TO_FILE.sub(r"\1", page.read_text()))
+        # A sandbox can't be had as root, and the page runs no script.
+        options = ["--headless", "--disable-gpu", *["--no-sandbox"] * (os.geteuid() == 0), "--no-pdf-header-footer"]
+        options += [f"--user-data-dir={scratch}/profile", f"--print-to-pdf={made}", copy.as_uri()]
+    for _ in range(1 + latex):  # LaTeX writes references in a second pass
+        with suppress(subprocess.TimeoutExpired):
+            ended = subprocess.run([program, *options], cwd=scratch, capture_output=True, timeout=LIMIT_S)
+            said = next(iter(re.findall(r"^! (.*)", ended.stdout.decode(errors="replace"), re.M)), "it ended early")
+    if not made.is_file():
+        raise UserError(f"{Path(program).name} made no PDF, {said}; the pages are there")
+    return made.read_bytes()
+
+
+def _write_latex(notebook: Notebook, folder: Path) -> None:
+    """The report as report.tex with its figures, by nbconvert's own exporter. Markdown may hold no TeX but formulas."""
+    paper, plain = deepcopy(notebook), "markdown-raw_tex-raw_html-raw_attribute"
+    paper.metadata |= {"title": _title(notebook), "authors": [{"name": "attnlab"}]}
+    paper.cells[0].source = re.sub(r"^# .+$", "", paper.cells[0].source, count=1, flags=re.M)
+    exporter = LatexExporter(
+        config=Config({"TemplateExporter": {"exclude_input": True, "exclude_output_prompt": True}})
+    )
+
+    def convert(text: str, of: str, to: str, **options: Any) -> str:
+        return convert_pandoc(text, of.replace("markdown", plain), to, **options)
+
+    exporter.register_filter("convert_pandoc", convert)
+    text, resources = exporter.from_notebook_node(paper, {"unique_key": REPORT})
+    for name, content in {"report.tex": text.encode(), **resources["outputs"]}.items():
+        (folder / name).write_bytes(content)

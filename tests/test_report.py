@@ -1,0 +1,190 @@
+"""Pages of notebooks: what they hold, what they leave out, and what becomes of them when a notebook fails."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import told
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from attnlab import report
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+
+DEFAULT = "h200-main"
+KERNEL = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
+EVIL = "<img src=x onerror=alert(1)>"
+SETUP = new_code_cell(f'run = "{DEFAULT}"  # a run', metadata={"tags": ["parameters"]})
+GOOD = [
+    new_markdown_cell(
+        f"# A *title* of {EVIL}\n\n$\\sqrt{{x}}$, [next](02_b.ipynb#there), ![alt](http://evil/a.png)\n\n"
+        "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n[bad](javascript:alert(1))"
+    ),
+    SETUP,
+    new_code_cell(
+        "import os, sys\nimport pandas as pd\nimport matplotlib.pyplot as plt\n"
+        "from IPython.display import HTML, Javascript, Markdown, display\nimport attnlab\n"
+        "%config InlineBackend.figure_formats = ['svg']\n"
+        f'print(run, "{EVIL}", sys.executable == {sys.executable!r}, attnlab.__file__)'
+    ),
+    new_code_cell(f'pd.DataFrame({{"{EVIL}": ["{EVIL}"]}})'),
+    new_code_cell(
+        "display(HTML('''<p onclick='x()' style='background:url(//evil)'>gone</p><b onclick=x>kept</b>"
+        "<script>1</script><style>@import '//evil'</style><div><iframe src='//evil'><b>in</b></iframe></div>'''))\n"
+        f"display(Javascript('alert(2)'))\ndisplay(Markdown('**words** {EVIL}'))"
+    ),
+    new_code_cell("figure, axes = plt.subplots()\naxes.set_title('a < b & c')\naxes.plot([1, 2]);"),
+    new_code_cell(
+        "from IPython.display import SVG\n"
+        'SVG(\'<svg xmlns="http://www.w3.org/2000/svg"><title>Say "this" &amp; that</title></svg>\')'
+    ),
+    new_code_cell("print('only of the published run')", metadata={"tags": ["published"]}),
+]
+
+
+@pytest.fixture
+def notebooks(tmp_path, monkeypatch):
+    """Writes notebooks in place of the project's own, each by the cells that follow the parameters."""
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.setenv("ATTNLAB_REPORTS", os.fspath(tmp_path / "reports"))
+    monkeypatch.setattr(report.read, "read_manifest", lambda run: {})
+    monkeypatch.setattr(report, "BROWSERS", ())
+    monkeypatch.setattr(report.shutil, "which", lambda program: None)
+    paths.NOTEBOOKS.mkdir()
+
+    def write(**cells):
+        for name, several in cells.items():
+            made = [cell if isinstance(cell, dict) else new_code_cell(cell) for cell in several]
+            made = made if SETUP in made else [SETUP, *made]
+            nbformat.write(new_notebook(cells=made, metadata=KERNEL), paths.NOTEBOOKS / f"{name}.ipynb")
+
+    write(report=["print('paper')"])
+    return write
+
+
+def test_page(notebooks, capsys):
+    notebooks(report=GOOD)
+    notebooks(**{"02_b": ["print('b')"]})
+    page = report.render().read_text()
+    assert page == report.render(jobs=1).read_text()  # the same bytes
+    assert report.HOW in capsys.readouterr().err
+    assert "<title>A title of &lt;img" in page
+    assert "<math>" in page
+    assert 'href="02_b.html#there"' in page
+    assert '<a href="02_b.html">02_b</a>' in page
+    assert '<b aria-current="page">report</b>' in page
+    assert f"{DEFAULT} &lt;img src=x onerror=alert(1)&gt; True ./lib/attnlab/__init__.py" in page
+    assert "only of the published run" in page
+    assert page.count("<details><summary>code</summary>") == 8
+    assert 'aria-label="Say &quot;this&quot; &amp; that"' in page
+    assert "<strong>words</strong>" in page
+    assert "<b>kept</b>" in page
+    assert len(re.findall(r'<svg role="img"', page)) == 2
+
+
+def test_page_loads_and_runs_nothing(notebooks):
+    notebooks(report=GOOD)
+    page = report.render().read_text()
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert f'content="{policy}"' in page
+    outputs = re.sub(r"<details>.*?</details>|xmlns(:xlink)?=\"[^\"]*\"", "", page, flags=re.DOTALL)
+    assert not re.search(r"<(script|img|iframe|link|object|embed)\b|<[^>]*\son\w+=|url\((?!#)|@import|gone", outputs)
+    assert not re.search(r"""(src|href)=["'](?!#|02_b|data:)""", re.sub(r'href="#harmful-link"', "", outputs))
+    ids = re.findall(r'\bid="([^"]+)"', outputs)
+    assert len(ids) == len(set(ids))
+
+
+def test_another_run(notebooks):
+    notebooks(report=GOOD)
+    page = report.render("other").read_text()
+    assert "only of the published run" not in page
+    assert "other &lt;img" in page
+
+
+def test_parameters(notebooks):
+    notebooks(**{"02_b": ["print(run, batch)"]})
+    parameters = new_code_cell("run = 'x'\nbatch = 1", metadata={"tags": ["parameters"]})
+    nbformat.write(
+        new_notebook(cells=[parameters, new_code_cell("print(run, batch)")], metadata=KERNEL),
+        paths.NOTEBOOKS / "02_b.ipynb",
+    )
+    page = report.render("x", ["02_b"], parameters={"batch": [2, 4]})
+    assert page.name == "02_b-batch=-2,-4.html"
+    assert "x [2, 4]" in page.read_text()
+    said = told(lambda: report.render("x", ["02_b"], parameters={"bacth": 1}))
+    assert said == "02_b has no parameter 'bacth'; it has run, batch; did you mean 'batch'?"
+    assert "did you mean '02_b'" in told(lambda: report.render("x", ["02_c"]))
+
+
+def test_a_failing_cell_leaves_all_pages_as_they_were(notebooks):
+    notebooks(report=["print('good')"], **{"02_b": ["print('good')"]})
+    good = report.render()
+    kept = {path: path.read_bytes() for path in good.parent.iterdir()}
+    notebooks(report=["print('new')"], **{"02_b": ["# why\nraise ValueError('one\\ntwo')"]})
+    assert told(report.render) == "02_b, the cell `# why`: ValueError: one"
+    notebooks(**{"02_b": ["import os", "os._exit(3)"]})
+    assert told(report.render).startswith("02_b: the kernel died")
+    assert kept == {path: path.read_bytes() for path in good.parent.iterdir()}
+
+
+def test_a_sentence_that_is_not_true_is_written_and_fails(notebooks, capsys):
+    shown = "display({'text/plain': 'kernel.best is\\nfaster'}, raw=True, metadata={'attnlab': {'holds': %s}})"
+    notebooks(report=[shown % True, shown % False])
+    with pytest.raises(UserError, match="1 sentences are not true"):
+        report.render()
+    assert "report: not true: kernel.best is faster\n" in capsys.readouterr().err
+    assert "kernel.best is" in (paths.reports() / DEFAULT / "report.html").read_text()
+
+
+def test_the_pdf_is_kept_where_the_page_is_unchanged(notebooks, monkeypatch):
+    made = []
+    monkeypatch.setattr(report, "_program", lambda: "chromium")
+    monkeypatch.setattr(report, "_pdf", lambda *given: made.append(given) or b"%PDF")
+    page = report.render()
+    assert '<a href="report.pdf">PDF</a>' in page.read_text()
+    report.render()
+    assert len(made) == 1
+    notebooks(report=["print('new')"])
+    report.render()
+    assert len(made) == 2
+
+
+def test_warnings_are_passed_on_and_not_shown(notebooks, capsys):
+    notebooks(report=["import warnings\nwarnings.warn('slow')"])
+    assert "slow" not in re.sub("<details>.*?</details>", "", report.render().read_text(), flags=re.DOTALL)
+    assert "UserWarning: slow" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_everything(notebooks, tmp_path):
+    notebooks(
+        report=[
+            "import os, time",
+            f"open({os.fspath(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))",
+            "time.sleep(60)",
+        ]
+    )
+    code = (
+        "import sys; from pathlib import Path; from attnlab.base import paths; from attnlab import report, __main__\n"
+        f"paths.NOTEBOOKS = Path({os.fspath(paths.NOTEBOOKS)!r}); report.read.read_manifest = lambda run: {{}}\n"
+        "sys.exit(__main__.main(['report']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    _wait(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1].endswith("attnlab: interrupted; what was recorded is kept\n")
+    assert process.returncode == 130
+    kernel = Path("/proc", (tmp_path / "pid").read_text())
+    _wait(lambda: not kernel.exists())
+
+
+def _wait(until):
+    end = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < end
+        time.sleep(0.1)
