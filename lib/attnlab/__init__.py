@@ -6,35 +6,50 @@ from typing import TYPE_CHECKING, Any
 from attnlab.base.version import VERSION
 
 if TYPE_CHECKING:
+    from attnlab import plot, stats
     from attnlab.autotune import tune
+    from attnlab.explorer import explore
+    from attnlab.frames import compare, compare_runs, control, load, summarize, target, where, worst
     from attnlab.measure.attention import attention
     from attnlab.measure.fp8.quantize import quantize
     from attnlab.measure.subjects.attend import attend
     from attnlab.measure.subjects.model import register
-    from attnlab.runs.read import load
+    from attnlab.profile import clocks, counters
+    from attnlab.roofline import add_floor, add_work
     from attnlab.study.shapes import Shape
+    from attnlab.tables import holds, statement, table, with_interval
 
 __version__ = VERSION
-__all__ = ["Shape", "__version__", "attend", "attention", "load", "quantize", "register", "tune"]
 _HOMES = {
-    "Shape": "attnlab.study.shapes",
-    "attend": "attnlab.measure.subjects.attend",
-    "attention": "attnlab.measure.attention",
-    "load": "attnlab.runs.read",
-    "quantize": "attnlab.measure.fp8.quantize",
-    "register": "attnlab.measure.subjects.model",
-    "tune": "attnlab.autotune",
+    "plot": ["plot"],
+    "stats": ["stats"],
+    "autotune": ["tune"],
+    "explorer": ["explore"],
+    "frames": ["compare", "compare_runs", "control", "load", "summarize", "target", "where", "worst"],
+    "measure.attention": ["attention"],
+    "measure.fp8.quantize": ["quantize"],
+    "measure.subjects.attend": ["attend"],
+    "measure.subjects.model": ["register"],
+    "profile": ["clocks", "counters"],
+    "roofline": ["add_floor", "add_work"],
+    "study.shapes": ["Shape"],
+    "tables": ["holds", "statement", "table", "with_interval"],
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = ["Shape", "__version__", "add_floor", "add_work", "attend", "attention", "clocks", "compare", "compare_runs"]
+__all__ += ["control", "counters", "explore", "holds", "load", "plot", "quantize", "register", "statement", "stats"]
+__all__ += ["summarize", "table", "target", "tune", "where", "with_interval", "worst"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: every process begins with this module, and rendering a recorded run needs no torch.
-    if name in _HOMES:
-        try:
-            found = globals()[name] = getattr(import_module(_HOMES[name]), name)
-        except ModuleNotFoundError as error:
-            extra = "[model]" if error.name == "transformers" else "[cuda], or [cpu]"
-            said = f"attnlab.{name} needs {error.name}, which is not installed: install attnlab with its extra {extra}"
-            raise ModuleNotFoundError(said, name=error.name) from None
-        return found
-    raise AttributeError(f"module 'attnlab' has no attribute {name!r}")
+    # Imported on first use: every process begins with this module, and reading a recorded run needs no torch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'attnlab' has no attribute {name!r}")
+    try:
+        module = import_module(f"attnlab.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        extra = "[model]" if error.name == "transformers" else "[cuda], or [cpu]"
+        said = f"attnlab.{name} needs {error.name}, which is not installed: install attnlab with its extra {extra}"
+        raise ModuleNotFoundError(said, name=error.name) from None
+    found = globals()[name] = module if name == _HOME[name] and name in ("plot", "stats") else getattr(module, name)
+    return found

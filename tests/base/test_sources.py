@@ -59,7 +59,7 @@ def test_measuring_reaches_what_it_runs_in_other_processes_and_languages_and_not
     assert {f"measure/subjects/{name}.py" for name in ("attend", "rungs", "sdpa", "oracle")} <= reached
     assert {f"measure/peers/{name}.py" for name in ("subjects", "cudnn", "flashinfer")} <= reached
     assert {"measure/instruments/counters.py", "measure/gate/poison.cu", "measure/session/ceilings.cu"} <= reached
-    assert {"runs/rules.py", "runs/write.py", "study/shapes.py", "compile/nvrtc.py", "base/sources.py"} <= reached
+    assert {"base/rules.py", "runs/write.py", "study/shapes.py", "compile/nvrtc.py", "base/sources.py"} <= reached
 
 
 def test_imports_are_followed_wherever_they_stand(package):

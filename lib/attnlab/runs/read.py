@@ -18,8 +18,8 @@ from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.tables import Table, of
 from attnlab.study import studies, values
 
-_JUDGED: set[str] = set()
-"""The seals of runs that were held to what they say. A seal covers every table."""
+JUDGED: set[str] = set()
+"""The seals of runs that were checked against what they say. A seal covers every table."""
 
 
 def names(within: str = "") -> list[str]:
@@ -78,10 +78,10 @@ def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
         raise UserError(f"the run {name!r} is not complete, and its folder {schema.PARTS}/ is missing: restore it")
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
-    if manifest["seal"] not in _JUDGED:
+    if manifest["seal"] not in JUDGED:
         judge(tables, manifest)
         if manifest["complete"]:
-            _JUDGED.add(manifest["seal"])
+            JUDGED.add(manifest["seal"])
     return manifest, {table: rows.typed().frame.reset_index(drop=True) for table, rows in tables.items()}
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ class Run:
     panel: pd.DataFrame
     residency: pd.DataFrame
     endurance: pd.DataFrame
+    ceilings: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def __repr__(self) -> str:
         """The run in 2 lines; the dataclass's own would print every table."""

@@ -1,0 +1,84 @@
+"""Frames that are costly are kept in `data/<run>/.cache/`, which git ignores.
+
+A file's name is a keyed hash of what went in, under a key that only this user has: a run that a stranger sends can hold
+no file that is found here. Any file may be removed at any time.
+"""
+
+import hashlib
+import hmac
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from attnlab.base import files, paths
+from attnlab.runs import schema
+
+SOURCES = ("stats.py", "frames.py", "base/rules.py", "runs/consistency.py", "runs/tables.py")
+"""The files whose change makes every kept frame useless."""
+
+
+def kept(run: str, what: str, content: pd.DataFrame, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    """What `make()` gives, or what it gave before for the same content; `what` names function and arguments."""
+    file = _file(run, f"{what}\n{_digest(content)}")
+    if file is None:
+        return make()
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError):  # pyarrow's errors are one or the other
+        made = make()
+        _write(file, made)
+        return made
+
+
+def is_marked(run: str, what: str) -> bool:
+    """Whether `mark` was called for the same run and words."""
+    file = _file(run, what)
+    return file is not None and file.is_file()
+
+
+def mark(run: str, what: str) -> None:
+    """Keep that something was found to be so of a run."""
+    if file := _file(run, what):
+        _write(file, pd.DataFrame())
+
+
+def _file(run: str, what: str) -> Path | None:
+    """Where it is kept; None for frames of no run in `data/`, or where this user's key can be neither read nor made."""
+    folder, key = schema.folder(run) if run else None, _key()
+    if not (folder and key and folder.is_dir()):
+        return None
+    code = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
+    name = hmac.new(key, f"{pd.__version__}\n{what}".encode() + code, "sha256").hexdigest()[:24]
+    return folder / ".cache" / f"{name}.parquet"
+
+
+def _key() -> bytes:
+    """This user's key, made at first use; empty where it can't be kept."""
+    try:
+        file = paths.cache() / "frames.key"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            files.write_atomically(file, os.urandom(32))
+            file.chmod(0o600)
+        return file.read_bytes()
+    except (OSError, RuntimeError):  # the last where there is no home
+        return b""
+
+
+def _write(file: Path, frame: pd.DataFrame) -> None:
+    """Keep a frame; a folder that takes no file keeps none."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, compression="zstd")
+    try:
+        file.parent.mkdir(exist_ok=True)
+        files.write_atomically(file, buffer.getvalue())
+    except OSError:
+        return
+
+
+def _digest(content: pd.DataFrame) -> str:
+    rows = pd.util.hash_pandas_object(content, index=False).to_numpy()
+    return hashlib.sha256(rows.tobytes() + ",".join(content.columns).encode()).hexdigest()

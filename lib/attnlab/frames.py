@@ -1,0 +1,478 @@
+"""A recorded run as tidy frames: a row per sample, then a row per case, then a row per comparison.
+
+Every function takes frames and gives a frame. Latencies are in microseconds (`_us`), shares in percent (`_pct`).
+Frames of your own work too: `implementation` and `latency_us` are needed, and axes that are left out are those of
+`Shape`. A wrong column, a name that was not measured or samples that must not be pooled: UserError, one line.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnlab import cache, roofline, stats
+from attnlab.base.errors import UserError, suggestion
+from attnlab.base.rules import ALPHA, EQUIVALENCE_MARGIN
+from attnlab.runs import read, schema
+from attnlab.study import implementations, studies
+from attnlab.study.shapes import Shape
+from attnlab.study.values import ZEROS
+
+AXES = list(Shape.AXES)
+TIMING = list(schema.TIMING)
+CASE = list(schema.CASE)
+LEAST_CARDS = 3
+"""Two cards can't stand for others of their kind: an interval over 2 is 12.7 standard errors to either side."""
+QUANTILES = {"p95": 0.95, "p99": 0.99}
+USED = ["replicate", "block", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
+"""The columns of samples that inference reads, besides those of the case and its timing."""
+DEFAULTS = {axis: getattr(Shape(1, 1, 1, 8), axis) for axis in AXES[4:]} | {
+    **{"kv_heads": 0, "kv_len": 0, "clock": "device", "cache": "warm", "replicate": 0, "launches": 1, "tick_us": 0.0},
+    **{"sm_clock_mhz": np.nan, "throttled": np.nan, "run": ""},
+}
+MAD = 1.4826
+"""Standard deviation of normal values around 0 over the median of their distances from it."""
+
+
+def load(name: str) -> schema.Run:
+    """Read a run: `.samples .checks .cases .processes .panel .profile .ceilings ...` are frames, `.manifest` is a dict.
+
+    `.samples` has the samples of cases that passed every check in every replicate, and four more columns: `card`;
+    `block`, what intervals take for independent (the card of 3 cards or more, else the replicate); `tick_us`, the step
+    of the clock divided by the launches of a sample; and `run`.
+
+    Raises UserError: there is no such run, it was changed after it was recorded, or it contradicts itself.
+    """
+    seal = read.read_manifest(str(name))["seal"]
+    if is_judged := cache.is_marked(str(name), f"judged {seal}"):
+        read.JUDGED.add(seal)
+    run = read.load(str(name))
+    if run.complete and not is_judged:
+        cache.mark(run.name, f"judged {seal}")
+    samples = _passed(run.samples, run.cases)
+    card = samples["process"].map(run.processes.set_index("process")["card"])
+    few = card.groupby(_number(samples, [*CASE, *TIMING])).transform("nunique") < LEAST_CARDS
+    samples = samples.assign(
+        card=card,
+        block=card.mask(few | card.isna(), samples["replicate"].astype(str)),
+        tick_us=float(run.manifest["clocks"]["tick_us"]) / samples["launches"],
+        run=run.name,
+    )
+    return replace(run, samples=samples, ceilings=roofline.ceilings(run.manifest))
+
+
+def _passed(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
+    """The samples of cases that were measured in every replicate.
+
+    A shape whose cases are not recorded yet was cut off before its last checks: that replicate doesn't count.
+    """
+    if samples.empty or cases.empty:
+        return samples.head(0)
+    is_measured = cases["status"] == schema.MEASURED
+    lost = pd.MultiIndex.from_frame(cases.loc[~is_measured, CASE])
+    whole = pd.MultiIndex.from_frame(cases.loc[is_measured, [*CASE, "replicate"]])
+    whole = whole[~whole.droplevel("replicate").isin(lost)]
+    number = _number(samples, [*CASE, "replicate"])
+    first = samples.groupby(number).head(1)
+    is_kept = pd.MultiIndex.from_frame(first[[*CASE, "replicate"]]).isin(whole)
+    return samples[is_kept[number]].reset_index(drop=True)
+
+
+def _number(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
+    """The number of each row's key, in the order in which keys come first."""
+    return rows.groupby(columns, sort=False, dropna=False).ngroup().to_numpy()
+
+
+def target(run: schema.Run, **stated: Any) -> dict[str, Any]:
+    """The axes of the study's target and its first timing; what is stated and not None replaces them.
+
+    Raises UserError: an axis that is not one.
+    """
+    study = studies.recorded(run.manifest)
+    there = run.samples[TIMING].drop_duplicates()
+    timings = [t for t in study.timings if ((there["clock"] == t.clock) & (there["cache"] == t.cache)).any()]
+    known = study.target_shape.axes | (timings or study.timings)[0].model_dump()
+    given = {axis: value for axis, value in stated.items() if value is not None}
+    for axis in given:
+        require_column(axis, known)
+    for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):  # as many as there are queries, if they were
+        if like in given and axis not in given and known[axis] == known[like]:
+            given[axis] = given[like]
+    return known | given
+
+
+def require_column(name: str, known: Iterable[str]) -> None:
+    """Raise UserError unless a frame with these columns has this one."""
+    known = list(known)
+    if name not in known:
+        raise UserError(f"there is no column {name!r}{suggestion(name, known)}; columns are {', '.join(known)}")
+
+
+def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """The rows at which columns have these values; a value may be a list of values.
+
+    Raises UserError: no such column; a value, or a combination of values, that no row has.
+    """
+    kept = frame
+    for name, value in equal.items():
+        require_column(name, frame.columns)
+        wanted = list(value) if isinstance(value, (list, tuple, set, range, np.ndarray, pd.Series)) else [value]
+        for one in wanted:
+            _require_value(frame[name], one)
+        kept = kept[kept[name].isin(wanted)]
+        if kept.empty and len(frame):
+            others = {other: text for other, text in equal.items() if other != name}
+            raise UserError(f"no row has {name}={value!r} together with {_words(others)}: look at what there is")
+    return kept
+
+
+def _words(equal: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in equal.items())
+
+
+def _require_value(column: pd.Series, value: Any) -> None:
+    known = column.dropna().unique()
+    if value in known or (isinstance(value, float) and math.isnan(value)):
+        return
+    if pd.api.types.is_numeric_dtype(column) and isinstance(value, (int, float)) and len(known):
+        near = f"; did you mean {min(known, key=lambda one: abs(float(one) - value))}?"
+    else:
+        near = suggestion(str(value), map(str, known))
+    there = ", ".join(map(str, sorted(known)[:20])) + (", ..." if len(known) > 20 else "")
+    raise UserError(
+        f"nothing has {column.name}={value!r}{near} There are: {there or 'no rows'}".replace("; did", ", did")
+    )
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """The samples of one case under one timing: latencies in blocks and in replicates, in the order taken."""
+
+    blocks: list[np.ndarray]
+    replicates: list[np.ndarray]
+    tick_us: float
+
+
+def _by_case(samples: pd.DataFrame) -> dict[tuple[Any, ...], _Taken]:
+    """The samples of each case by the values of CASE and TIMING, in the order in which cases come first."""
+    columns = [*CASE, *TIMING]
+    case, block = _number(samples, columns), pd.factorize(samples["block"], use_na_sentinel=False)[0]
+    replicate = pd.factorize(samples["replicate"])[0]
+    order = np.lexsort((replicate, block, case))  # stable: within a replicate samples keep their order
+    case, block, replicate = case[order], block[order], replicate[order]
+    latency, tick = samples["latency_us"].to_numpy(float)[order], samples["tick_us"].to_numpy(float)[order]
+    ends = np.flatnonzero(np.diff(case)) + 1
+    keys = samples[columns].iloc[order[np.r_[0, ends]]].itertuples(index=False, name=None) if len(order) else ()
+    parts = zip(*(np.split(column, ends) for column in (latency, block, replicate, tick)), strict=True)
+    found = {}
+    for key, (taken, its_block, its_replicate, its_tick) in zip(keys, parts, strict=bool(len(order))):
+        at = np.flatnonzero(np.diff(its_block)) + 1
+        within = np.flatnonzero(np.diff(its_block) | np.diff(its_replicate)) + 1
+        found[key] = _Taken(np.split(taken, at), np.split(taken, within), float(its_tick.max()))
+    return found
+
+
+def _prepared(samples: pd.DataFrame) -> pd.DataFrame:
+    """The columns that inference reads; axes that a frame leaves out are those of `Shape`.
+
+    Raises UserError: a column is missing; samples are of several runs; a latency is not a positive number.
+    """
+    for name in ("implementation", "latency_us", *AXES[:4]):
+        require_column(name, samples.columns)
+    lacking = {name: value for name, value in DEFAULTS.items() if name not in samples}
+    samples = samples.assign(**lacking)
+    for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
+        if axis in lacking:
+            samples[axis] = samples[like]
+    if "block" not in samples:
+        samples["block"] = samples["replicate"].astype(str)
+    if len(runs := samples["run"].unique()) > 1:
+        named = ", ".join(sorted(map(str, runs)))
+        raise UserError(
+            f"these samples are of {len(runs)} runs ({named}): choose one, or use compare_runs(before, after)"
+        )
+    latencies = samples["latency_us"].to_numpy(float, na_value=np.nan)
+    if not (np.isfinite(latencies) & (latencies > 0)).all():
+        raise UserError("latency_us has values that are not positive numbers: leave these rows out")
+    return samples[[*CASE, *TIMING, *USED]]
+
+
+def summarize(samples: pd.DataFrame) -> pd.DataFrame:
+    """A row per case and timing, without controls, in the order in which cases come first.
+
+    Columns, besides CASE and TIMING: replicates, blocks, launches, sm_clock_mhz, throttled_pct; samples, median_us with
+    its 95 % interval low_us to high_us (`stats.bootstrap_ci`), mean_us, std_us, cv_pct, min_us, max_us; outliers_pct by
+    Tukey's fences (labelled, never dropped); lag1, effective_n; p95_us and p99_us with the ends of order-statistic
+    intervals (NaN if there are too few samples).
+
+    Raises UserError: a column is missing, or samples of several runs are mixed.
+    """
+    samples = _prepared(samples)
+    samples = samples[~samples["implementation"].str.startswith("control.")]
+    return cache.kept(_run_of(samples), "summarize", samples, lambda: _summarized(samples))
+
+
+def _run_of(samples: pd.DataFrame) -> str:
+    return str(samples["run"].iloc[0]) if len(samples) else ""
+
+
+def _summarized(samples: pd.DataFrame) -> pd.DataFrame:
+    columns = [*CASE, *TIMING]
+    rows = [dict(zip(columns, key, strict=True)) | _summary(taken) for key, taken in _by_case(samples).items()]
+    state = samples.assign(throttled=100 * samples["throttled"].astype("Float64").astype(float))
+    state["sm_clock_mhz"] = state["sm_clock_mhz"].astype("Float64").astype(float)
+    context = state.groupby(columns, sort=False).agg(
+        replicates=("replicate", "nunique"),
+        launches=("launches", "min"),
+        sm_clock_mhz=("sm_clock_mhz", "median"),
+        throttled_pct=("throttled", "mean"),
+    )
+    return pd.DataFrame(rows, columns=[*columns, *_SUMMARY]).merge(context.reset_index(), on=columns, how="left")
+
+
+def _summary(taken: _Taken) -> dict[str, float]:
+    pooled = np.concatenate(taken.blocks)
+    median = stats.bootstrap_ci(taken.blocks, tick=taken.tick_us)
+    lower, upper = np.quantile(pooled, [0.25, 0.75])
+    reach, deviation = 1.5 * (upper - lower), pooled.std(ddof=1) if pooled.size > 1 else np.nan
+    row = {
+        "blocks": len(taken.blocks),
+        "samples": pooled.size,
+        "median_us": median.estimate,
+        "low_us": median.low,
+        "high_us": median.high,
+        "mean_us": pooled.mean(),
+        "std_us": deviation,
+        "cv_pct": 100 * deviation / pooled.mean(),
+        "min_us": pooled.min(),
+        "max_us": pooled.max(),
+        "outliers_pct": 100 * np.mean((pooled < lower - reach) | (pooled > upper + reach)),
+        "lag1": stats.lag1(taken.replicates),
+        "effective_n": stats.effective_n(taken.replicates),
+    }
+    for name, p in QUANTILES.items():
+        found = stats.quantile_ci(pooled, p) or stats.Interval(np.nan, np.nan, np.nan)
+        row |= {f"{name}_us": found.estimate, f"{name}_low_us": found.low, f"{name}_high_us": found.high}
+    return row
+
+
+_SUMMARY = list(_summary(_Taken([np.array([1.0, 2.0])], [np.array([1.0, 2.0])], 0.0)))
+
+
+def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
+    """A row per candidate, shape and timing: the candidate against the baseline, from rounds taken together.
+
+    Columns: candidate, baseline, AXES, TIMING, baseline_us, candidate_us, speedup with its 95 % interval low to high
+    (`stats.ratio_ci`, rounds paired), p (`stats.difference_pvalue`), p_holm (adjusted over the candidates at the shape
+    and timing), delta (Cliff), g (Hedges), smallest_effect (what A/A leaves to be seen, a fraction; 0 without a
+    control), decision (faster, slower, equivalent, inconclusive), claimable, blocks.
+
+    Raises UserError: as `summarize`; the baseline has no sample.
+    """
+    samples = _prepared(samples)
+    require_implementation(samples, baseline)
+    return cache.kept(
+        _run_of(samples), f"compare {baseline}", samples, lambda: _compared(samples, baseline, "candidates")
+    )
+
+
+def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
+    """The baseline against itself (A/A) at each shape and timing: the columns of `compare`, and `excludes_1`.
+
+    Any decision of faster or slower here is an error. The p-value is not adjusted.
+
+    Raises UserError: as `compare`; the run has no control of the baseline.
+    """
+    samples = _prepared(samples)
+    require_implementation(samples, baseline)
+    if implementations.control(baseline) not in set(samples["implementation"]):
+        raise UserError(f"{baseline} was not measured against itself: only a study's baseline has a control")
+    both = samples[samples["implementation"].isin([baseline, implementations.control(baseline)])]
+    return cache.kept(_run_of(samples), f"control {baseline}", both, lambda: _compared(both, baseline, "control"))
+
+
+def require_implementation(frame: pd.DataFrame, name: str, column: str = "implementation") -> None:
+    """Raise UserError unless a frame holds this implementation."""
+    known = sorted(set(frame[column]) - {name for name in frame[column].unique() if name.startswith("control.")})
+    if name not in known:
+        raise UserError(f"no sample is of {name!r}{suggestion(name, known)}; there are {', '.join(known) or 'none'}")
+
+
+def _compared(samples: pd.DataFrame, baseline: str, what: str) -> pd.DataFrame:
+    places: dict[tuple[Any, ...], dict[str, _Taken]] = {}
+    for (name, *place), taken in _by_case(samples).items():
+        places.setdefault(tuple(place), {})[str(name)] = taken
+    judged = _judged_candidates if what == "candidates" else _judged_control
+    rows = [
+        {"candidate": name, "baseline": baseline, **dict(zip([*AXES, *TIMING], place, strict=True)), **row}
+        for place, there in places.items()
+        if baseline in there
+        for name, row in judged(there, baseline)
+    ]
+    extra = [] if what == "candidates" else ["excludes_1"]
+    return pd.DataFrame(rows, columns=["candidate", "baseline", *AXES, *TIMING, *COMPARED, *extra])
+
+
+COMPARED = [
+    *("baseline_us", "candidate_us", "speedup", "low", "high", "p", "p_holm", "delta", "g", "smallest_effect"),
+    *("decision", "claimable", "blocks"),
+]
+
+
+def _judged_candidates(there: dict[str, _Taken], baseline: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The candidates at one place: one family of tests."""
+    base, itself = there[baseline], there.get(implementations.control(baseline))
+    smallest = _smallest_effect(base, itself) if itself else 0.0
+    names = [name for name in there if name != baseline and not implementations.is_control(name)]
+    alone = [_pvalue(base, there[name]) for name in names]
+    for name, p, adjusted in zip(names, alone, stats.holm(alone) if alone else [], strict=True):
+        yield name, _row(base, there[name], p, float(adjusted), smallest)
+
+
+def _judged_control(there: dict[str, _Taken], baseline: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    base, name = there[baseline], implementations.control(baseline)
+    if itself := there.get(name):
+        p = _pvalue(base, itself)
+        row = _row(base, itself, p, p, 0.0) | {"smallest_effect": _smallest_effect(base, itself)}
+        yield name, row | {"excludes_1": not row["low"] <= 1 <= row["high"]}
+
+
+def _paired(one: _Taken, other: _Taken) -> bool:
+    """Whether rounds can be paired: both sides have as many in each block."""
+    return [block.size for block in one.blocks] == [block.size for block in other.blocks]
+
+
+def _pvalue(base: _Taken, other: _Taken) -> float:
+    return stats.difference_pvalue(base.blocks, other.blocks, paired=_paired(base, other))
+
+
+def _smallest_effect(base: _Taken, itself: _Taken) -> float:
+    tick = max(base.tick_us, itself.tick_us)
+    return stats.smallest_effect(base.blocks, itself.blocks, tick=tick, paired=_paired(base, itself))
+
+
+def _row(base: _Taken, other: _Taken, p: float, adjusted: float, smallest: float) -> dict[str, Any]:
+    tick, paired = max(base.tick_us, other.tick_us), _paired(base, other)
+    verdict = stats.verdict(
+        base.blocks, other.blocks, tick=tick, paired=paired, pvalue=adjusted, smallest_effect=smallest
+    )
+    medians = (float(np.median(np.concatenate(side.blocks))) for side in (base, other))
+    interval = verdict.speedup
+    values = (*medians, interval.estimate, interval.low, interval.high, p, adjusted, verdict.delta, verdict.g, smallest)
+    return dict(zip(COMPARED, (*values, verdict.decision, verdict.claimable, len(other.blocks)), strict=True))
+
+
+def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values") -> pd.DataFrame:
+    """Per candidate, shape and timing the row of `compare` with the least speedup over an axis (`values`, say).
+
+    A claim holds for the worst. Zeros are left out: no program computes attention over them. More columns: `n`, on how
+    many values of the axis the candidate was timed; `highest`, its largest speedup; `lacking`, on how many values
+    others were timed and it was not.
+
+    Raises UserError: no such column.
+    """
+    over = [over] if isinstance(over, str) else list(over)
+    for name in over:
+        require_column(name, verdicts.columns)
+    judged = verdicts[verdicts["values"] != ZEROS] if "values" in over else verdicts
+    place = [name for name in ["baseline", *AXES, *TIMING] if name not in over]
+    groups = judged.groupby(["candidate", *place], sort=False)["speedup"]
+    found = judged.loc[groups.idxmin()].assign(n=groups.size().to_numpy(), highest=groups.max().to_numpy())
+    at = judged[[*place, *over]].drop_duplicates().groupby(place, sort=False).size().rename("lacking")
+    found = found.merge(at.reset_index(), on=place, how="left")
+    return found.assign(lacking=found["lacking"] - found["n"])
+
+
+def compare_runs(before: schema.Run, after: schema.Run) -> pd.DataFrame:
+    """A row per case and timing that both runs measured: is it faster or slower now, by more than the runs' noise?
+
+    Columns: CASE, TIMING, before_us, after_us, speedup (before over after) with its interval low to high (Welch's t, or
+    the bootstrap), p_holm (over all cases under the timing), noise, decision, edited (a kernel of another source).
+    `noise` is a fraction, the largest of: what either run's A/A leaves to be seen here, and how far apart the
+    implementations that did not change are, at this shape and over all shapes (Student's t on the median of their
+    distances). Nothing closer is called faster or slower.
+
+    Raises UserError: the runs share no case under the same timing.
+    """
+    sides = [_prepared(run.samples) for run in (before, after)]
+    taken = [_by_case(side[~side["implementation"].str.startswith("control.")]) for side in sides]
+    keys = [key for key in taken[1] if key in taken[0]]
+    if not keys:
+        raise UserError(f"{before.name!r} and {after.name!r} share no case under the same timing: name runs that do")
+    table = pd.DataFrame(keys, columns=[*CASE, *TIMING])
+    table["p"] = [stats.difference_pvalue(taken[0][key].blocks, taken[1][key].blocks) for key in keys]
+    table["p_holm"] = table.groupby(TIMING, sort=False)["p"].transform(stats.holm)
+    edited = _edited(before, after)
+    table["edited"] = table["implementation"].isin(edited)
+    medians = [[float(np.median(np.concatenate(side[key].blocks))) for key in keys] for side in taken]
+    table["before_us"], table["after_us"] = medians
+    table["noise"] = _noise(table, _unchanged(before, after, edited), sides)
+    verdicts = [
+        _verdict_on_runs(taken[0][key], taken[1][key], row.p_holm, row.noise)
+        for key, row in zip(keys, table.itertuples(index=False), strict=True)
+    ]
+    table["speedup"], table["low"], table["high"] = zip(
+        *((v.speedup.estimate, v.speedup.low, v.speedup.high) for v in verdicts), strict=True
+    )
+    table["decision"] = [verdict.decision for verdict in verdicts]
+    return table[
+        [*CASE, *TIMING, "before_us", "after_us", "speedup", "low", "high", "p_holm", "noise", "decision", "edited"]
+    ]
+
+
+def _verdict_on_runs(before: _Taken, after: _Taken, p: float, noise: float) -> stats.Verdict:
+    least, tick = max(noise, EQUIVALENCE_MARGIN), max(before.tick_us, after.tick_us)
+    return stats.verdict(before.blocks, after.blocks, tick=tick, pvalue=p, smallest_effect=least)
+
+
+def _edited(before: schema.Run, after: schema.Run) -> set[str]:
+    """The kernels that the two runs compiled from different sources."""
+    one, other = before.manifest["kernels"], after.manifest["kernels"]
+    return {name for name in one.keys() & other.keys() if one[name] != other[name]}
+
+
+def _unchanged(before: schema.Run, after: schema.Run, edited: set[str]) -> set[str]:
+    """The implementations that are the same in both runs; none if device, driver or packages differ."""
+    fields = ("driver", "cuda", "cudnn", "card", "packages", "settings")
+    stated = [
+        [run.manifest["device"]["name"], *(run.manifest["environment"].get(field) for field in fields)]
+        for run in (before, after)
+    ]
+    both = set(before.samples["implementation"]) & set(after.samples["implementation"])
+    return both - edited - {implementations.DISPATCH} if stated[0] == stated[1] else set()
+
+
+def _noise(table: pd.DataFrame, unchanged: set[str], sides: list[pd.DataFrame]) -> np.ndarray:
+    place = [*AXES, *TIMING]
+    distance = np.abs(np.log(table["after_us"] / table["before_us"])).to_numpy()
+    steady = table["implementation"].isin(unchanged).to_numpy()
+    at, timing, name = _number(table, place), _number(table, TIMING), table["implementation"].to_numpy()
+    floor = _controls(table, sides)
+    found = []
+    for index in range(len(table)):
+        others = steady & (name != name[index])
+        reaches = [_reach(distance[others & (of == of[index])]) for of in (at, timing)]
+        found.append(max(*map(math.expm1, reaches), floor[index]))
+    return np.array(found)
+
+
+def _controls(table: pd.DataFrame, sides: list[pd.DataFrame]) -> np.ndarray:
+    """The larger of what the two runs' controls leave to be seen at each row's place; 0 without a control."""
+    place = [*AXES, *TIMING]
+    found = np.zeros(len(table))
+    for side in sides:
+        for baseline in side["implementation"].unique():
+            if implementations.control(str(baseline)) in set(side["implementation"]):
+                itself = control(side, str(baseline))[[*place, "smallest_effect"]]
+                found = np.fmax(found, table[place].merge(itself, on=place, how="left")["smallest_effect"].to_numpy())
+    return found
+
+
+def _reach(distances: np.ndarray) -> float:
+    """Within which distance another one is expected with probability 1 - ALPHA; 0 without any."""
+    if not distances.size:
+        return 0.0
+    return stats.student(distances.size, 1 - ALPHA / 2) * MAD * float(np.median(distances))
