@@ -8,6 +8,7 @@ from attnlab.base.version import VERSION
 if TYPE_CHECKING:
     from attnlab import plot, stats
     from attnlab.autotune import tune
+    from attnlab.base import paths
     from attnlab.explorer import explore
     from attnlab.frames import compare, compare_runs, control, load, summarize, target, where, worst
     from attnlab.measure.attention import attention
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 _HOMES = {
+    "base.paths": ["paths"],
     "plot": ["plot"],
     "stats": ["stats"],
     "autotune": ["tune"],
@@ -35,9 +37,23 @@ _HOMES = {
     "study.shapes": ["Shape"],
     "tables": ["holds", "statement", "table", "with_interval"],
 }
+MODULES = {"paths", "plot", "stats"}
+"""Names that are modules."""
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["Shape", "__version__", "add_floor", "add_work", "attend", "attention", "clocks", "compare", "compare_runs"]
-__all__ += ["control", "counters", "explore", "holds", "load", "plot", "quantize", "register", "statement", "stats"]
+__all__ += [
+    "control",
+    "counters",
+    "explore",
+    "holds",
+    "load",
+    "paths",
+    "plot",
+    "quantize",
+    "register",
+    "statement",
+    "stats",
+]
 __all__ += ["summarize", "table", "target", "tune", "where", "with_interval", "worst"]
 
 
@@ -51,5 +67,5 @@ def __getattr__(name: str) -> Any:
         extra = "[model]" if error.name == "transformers" else "[cuda], or [cpu]"
         said = f"attnlab.{name} needs {error.name}, which is not installed: install attnlab with its extra {extra}"
         raise ModuleNotFoundError(said, name=error.name) from None
-    found = globals()[name] = module if name == _HOME[name] and name in ("plot", "stats") else getattr(module, name)
+    found = globals()[name] = module if name in MODULES else getattr(module, name)
     return found

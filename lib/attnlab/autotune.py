@@ -6,21 +6,19 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
-import numpy as np
+import pandas as pd
 
+from attnlab import choices, frames
 from attnlab.base.errors import UserError
-from attnlab.infer import choices
-from attnlab.infer.families import Sides, infer_family
-from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs import tuned
-from attnlab.study import implementations, tuning
+from attnlab.stats import Interval
+from attnlab.study import tuning
 from attnlab.study.implementations import FALLBACK
-from attnlab.study.studies import Timing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnlab.measure.autotune import Block, Timed
+    from attnlab.measure.autotune import Timed
 
 _lock = RLock()
 _refused: set[str] = set()
@@ -78,7 +76,8 @@ def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: flo
 
     with _lock:
         timed = autotune.take(q, k, v, causal, scale, choices.CLOCKS)
-        chosen, speedups = choices.fastest(_verdicts(timed))
+        chosen, least = choices.fastest(_verdicts(timed))
+        speedups = {name: Interval(row["speedup"], row["low"], row["high"]) for name, row in least.items()}
         attend.tuned_at(q, k, v, causal, scale)  # reads what was kept before
         words = attend.layout_words(q, k, v, causal, scale)
         attend.settle(words, chosen)
@@ -108,20 +107,14 @@ def ensure(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool, scale: float | N
             warnings.warn(f"attend isn't tuned for {words}: {error}", stacklevel=2)
 
 
-def _verdicts(timed: "Timed") -> dict[str, list[Verdict]]:
-    """By candidate, the verdict by each clock, on the values where it gains least."""
-    found: dict[str, dict[Timing, Verdict]] = {}
-    for block in timed.blocks:
-        for name, verdict in _family(block).items():
-            under = found.setdefault(name, {})
-            before = under.setdefault(block.timing, verdict)
-            under[block.timing] = min(before, verdict, key=lambda one: one.speedup.estimate)
-    return {name: list(under.values()) for name, under in found.items()}
-
-
-def _family(block: "Block") -> dict[str, Verdict]:
-    arrays = {name: np.array(latencies_us) for name, latencies_us in block.latencies_us.items()}
-    baseline = arrays.pop(FALLBACK)
-    sides = {name: Sides([baseline], [array], block.tick_us) for name, array in arrays.items()}
-    control = sides.pop(implementations.control(FALLBACK))
-    return infer_family(sides, control).verdicts
+def _verdicts(timed: "Timed") -> pd.DataFrame:
+    """By candidate and clock, the verdict on the values where the candidate gains least."""
+    rows = [
+        {"implementation": name, "batch": 1, "heads": 1, "seq_len": 1, "head_dim": 8, "values": str(number)}
+        | block.timing.model_dump()
+        | {"latency_us": latency_us, "tick_us": block.tick_us}
+        for number, block in enumerate(timed.blocks)
+        for name, latencies_us in block.latencies_us.items()
+        for latency_us in latencies_us
+    ]
+    return frames.worst(frames.compare(pd.DataFrame(rows), FALLBACK))

@@ -20,9 +20,9 @@ SOURCES = ("stats.py", "frames.py", "base/rules.py", "runs/consistency.py", "run
 """The files whose change makes every kept frame useless."""
 
 
-def kept(run: str, what: str, content: pd.DataFrame, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+def kept(run: str, what: str, *content: pd.DataFrame, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
     """What `make()` gives, or what it gave before for the same content; `what` names function and arguments."""
-    file = _file(run, f"{what}\n{_digest(content)}")
+    file = _file(run, "\n".join([what, *map(_digest, content)])) if run else None
     if file is None:
         return make()
     try:

@@ -52,6 +52,11 @@ def load(name: str) -> schema.Run:
     run = read.load(str(name))
     if run.complete and not is_judged:
         cache.mark(run.name, f"judged {seal}")
+    return with_blocks(run)
+
+
+def with_blocks(run: schema.Run) -> schema.Run:
+    """A run as it was read, with the samples that passed and the columns of `load`."""
     samples = _passed(run.samples, run.cases)
     card = samples["process"].map(run.processes.set_index("process")["card"])
     few = card.groupby(_number(samples, [*CASE, *TIMING])).transform("nunique") < LEAST_CARDS
@@ -137,14 +142,12 @@ def _require_value(column: pd.Series, value: Any) -> None:
     known = column.dropna().unique()
     if value in known or (isinstance(value, float) and math.isnan(value)):
         return
+    there = ", ".join(map(str, sorted(known)[:20])) + (", ..." if len(known) > 20 else "")
     if pd.api.types.is_numeric_dtype(column) and isinstance(value, (int, float)) and len(known):
         near = f"; did you mean {min(known, key=lambda one: abs(float(one) - value))}?"
     else:
         near = suggestion(str(value), map(str, known))
-    there = ", ".join(map(str, sorted(known)[:20])) + (", ..." if len(known) > 20 else "")
-    raise UserError(
-        f"nothing has {column.name}={value!r}{near} There are: {there or 'no rows'}".replace("; did", ", did")
-    )
+    raise UserError(f"no row has {column.name}={value!r}; there are {there or 'no rows'}{near}")
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,7 @@ def summarize(samples: pd.DataFrame) -> pd.DataFrame:
     """
     samples = _prepared(samples)
     samples = samples[~samples["implementation"].str.startswith("control.")]
-    return cache.kept(_run_of(samples), "summarize", samples, lambda: _summarized(samples))
+    return cache.kept(_run_of(samples), "summarize", samples, make=lambda: _summarized(samples))
 
 
 def _run_of(samples: pd.DataFrame) -> str:
@@ -275,7 +278,7 @@ def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     samples = _prepared(samples)
     require_implementation(samples, baseline)
     return cache.kept(
-        _run_of(samples), f"compare {baseline}", samples, lambda: _compared(samples, baseline, "candidates")
+        _run_of(samples), f"compare {baseline}", samples, make=lambda: _compared(samples, baseline, "candidates")
     )
 
 
@@ -288,15 +291,15 @@ def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     """
     samples = _prepared(samples)
     require_implementation(samples, baseline)
-    if implementations.control(baseline) not in set(samples["implementation"]):
+    if implementations.control(baseline) not in samples["implementation"].unique():
         raise UserError(f"{baseline} was not measured against itself: only a study's baseline has a control")
     both = samples[samples["implementation"].isin([baseline, implementations.control(baseline)])]
-    return cache.kept(_run_of(samples), f"control {baseline}", both, lambda: _compared(both, baseline, "control"))
+    return cache.kept(_run_of(samples), f"control {baseline}", both, make=lambda: _compared(both, baseline, "control"))
 
 
 def require_implementation(frame: pd.DataFrame, name: str, column: str = "implementation") -> None:
     """Raise UserError unless a frame holds this implementation."""
-    known = sorted(set(frame[column]) - {name for name in frame[column].unique() if name.startswith("control.")})
+    known = sorted(one for one in map(str, frame[column].unique()) if not implementations.is_control(one))
     if name not in known:
         raise UserError(f"no sample is of {name!r}{suggestion(name, known)}; there are {', '.join(known) or 'none'}")
 
@@ -368,17 +371,21 @@ def _row(base: _Taken, other: _Taken, p: float, adjusted: float, smallest: float
 def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values") -> pd.DataFrame:
     """Per candidate, shape and timing the row of `compare` with the least speedup over an axis (`values`, say).
 
-    A claim holds for the worst. Zeros are left out: no program computes attention over them. More columns: `n`, on how
-    many values of the axis the candidate was timed; `highest`, its largest speedup; `lacking`, on how many values
-    others were timed and it was not.
+    A claim holds for the worst. Zeros are left out next to other values: no program computes attention over them. More
+    columns: `n`, on how many values of the axis the candidate was timed; `highest`, its largest speedup; `lacking`, on
+    how many values others were timed and it was not.
 
     Raises UserError: no such column.
     """
     over = [over] if isinstance(over, str) else list(over)
     for name in over:
         require_column(name, verdicts.columns)
-    judged = verdicts[verdicts["values"] != ZEROS] if "values" in over else verdicts
     place = [name for name in ["baseline", *AXES, *TIMING] if name not in over]
+    judged = verdicts
+    if "values" in over:
+        is_judged = verdicts["values"] != ZEROS
+        others = is_judged.groupby([verdicts[name] for name in place], sort=False).transform("any")
+        judged = verdicts[is_judged | ~others]
     groups = judged.groupby(["candidate", *place], sort=False)["speedup"]
     found = judged.loc[groups.idxmin()].assign(n=groups.size().to_numpy(), highest=groups.max().to_numpy())
     at = judged[[*place, *over]].drop_duplicates().groupby(place, sort=False).size().rename("lacking")
@@ -398,6 +405,10 @@ def compare_runs(before: schema.Run, after: schema.Run) -> pd.DataFrame:
     Raises UserError: the runs share no case under the same timing.
     """
     sides = [_prepared(run.samples) for run in (before, after)]
+    return cache.kept(after.name, "compare_runs", *sides, make=lambda: _compared_runs(before, after, sides))
+
+
+def _compared_runs(before: schema.Run, after: schema.Run, sides: list[pd.DataFrame]) -> pd.DataFrame:
     taken = [_by_case(side[~side["implementation"].str.startswith("control.")]) for side in sides]
     keys = [key for key in taken[1] if key in taken[0]]
     if not keys:
@@ -441,7 +452,7 @@ def _unchanged(before: schema.Run, after: schema.Run, edited: set[str]) -> set[s
         [run.manifest["device"]["name"], *(run.manifest["environment"].get(field) for field in fields)]
         for run in (before, after)
     ]
-    both = set(before.samples["implementation"]) & set(after.samples["implementation"])
+    both = set(before.samples["implementation"].unique()) & set(after.samples["implementation"].unique())
     return both - edited - {implementations.DISPATCH} if stated[0] == stated[1] else set()
 
 
@@ -464,10 +475,10 @@ def _controls(table: pd.DataFrame, sides: list[pd.DataFrame]) -> np.ndarray:
     place = [*AXES, *TIMING]
     found = np.zeros(len(table))
     for side in sides:
-        for baseline in side["implementation"].unique():
-            if implementations.control(str(baseline)) in set(side["implementation"]):
-                itself = control(side, str(baseline))[[*place, "smallest_effect"]]
-                found = np.fmax(found, table[place].merge(itself, on=place, how="left")["smallest_effect"].to_numpy())
+        names = set(side["implementation"].unique())
+        for baseline in (name for name in names if implementations.control(name) in names):
+            itself = control(side, baseline)[[*place, "smallest_effect"]]
+            found = np.fmax(found, table[place].merge(itself, on=place, how="left")["smallest_effect"].to_numpy())
     return found
 
 

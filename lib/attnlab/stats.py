@@ -243,7 +243,8 @@ class Estimate:
 
     floor: Interval
     """The estimate with the narrowest interval that the clock's tick allows."""
-    resampled: Array | None
+    resampled: Array
+    """Empty for blocks."""
     scatter: Scatter | None
     is_log: bool = True
 
@@ -271,7 +272,7 @@ def _estimate_median(samples: Samples, resamples: int, seed: int, tick: float) -
         return Estimate(floor, _resampled_medians([pooled], resamples, seed, paired=False)[0], None)
     is_log = min(block.min() for block in side) > 0
     centres = _medians_of(cut[0])
-    return Estimate(floor, None, Scatter.of(np.log(centres) if is_log else centres), is_log)
+    return Estimate(floor, np.empty(0), Scatter.of(np.log(centres) if is_log else centres), is_log)
 
 
 def _estimate_ratio(
@@ -292,7 +293,7 @@ def _estimate_ratio(
     if cut is None:
         pooled = [np.concatenate(side) for side in sides]
         return Estimate(floor, np.divide(*_resampled_medians(pooled, resamples, seed, paired)), None)
-    return Estimate(floor, None, _scatter_of_log_ratio(cut, paired))
+    return Estimate(floor, np.empty(0), _scatter_of_log_ratio(cut, paired))
 
 
 def _floor(side: Side, tick: float) -> Interval:

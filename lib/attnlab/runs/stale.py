@@ -1,0 +1,71 @@
+"""Which kernels of a run have changed since, so that its evidence is not of today's."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.runs.schema import CASE, Row, Run
+from attnlab.study import callables, ladder, tuning
+from attnlab.study.ladder import BEST
+from attnlab.study.shapes import Shape
+from attnlab.study.tuning import Tuning
+
+Changes = dict[str, frozenset[Shape] | None]
+"""What changed since a run, by its name: the shapes at which it did, or None for all."""
+
+
+def shape_of(row: Mapping[Any, Any]) -> Shape:
+    """The shape of a row of a table."""
+    values = ((axis, row[axis]) for axis in Shape.AXES)
+    return Shape(**{axis: value.item() if hasattr(value, "item") else value for axis, value in values})
+
+
+def stale(run: Run) -> Changes:
+    """The kernels of a run that changed since or no longer exist; none of the ladder where there is no ladder at all.
+
+    A kernel is its source, the headers of ours that it includes, and its entry in the ladder. `kernel.best` changed at
+    the shapes at which it would launch something else than it launched. A function of a user's own has changed if the
+    file of its module is here, and is another. A file in data/ is none of these: it came with a run, and isn't read.
+    """
+    prefixes = (ladder.PREFIX,) if (paths.kernels() / "ladder.toml").is_file() else ()
+    recorded, named = run.manifest["kernels"], run.manifest["study"]["implementations"]
+    measured = {name: recorded[name] for name in named if name in recorded and name.startswith(prefixes)}
+    now = tuning.hashes(measured, run.manifest["device"]["name"])
+    for name in callables.among(set(named) & set(recorded)):
+        with suppress(UserError, OSError):  # it is not here
+            if not callables.file(name).resolve().is_relative_to(paths.data().resolve()):
+                now |= callables.hashes([name])
+                measured[name] = recorded[name]
+    changed: Changes = {name: None for name, value in measured.items() if now.get(name) != value and name != BEST}
+    if BEST in measured and (at := _another_at(run, now)) != frozenset():
+        changed[BEST] = at
+    return changed
+
+
+def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
+    """The shapes at which `kernel.best` would launch something else than in a run; None for all, empty for none.
+
+    Where anything of it changed, that is also where an older run doesn't tell the source of the rung that was launched.
+    """
+    same, launched = now.get(BEST) == run.manifest["kernels"][BEST], run.resources["implementation"] == BEST
+    rows = run.resources[launched].drop_duplicates([*CASE, "function"]).to_dict("records")
+    try:
+        tuned = tuning.load(run.manifest["device"]["name"])
+    except UserError:
+        return None
+    known = tuned.sources if same else run.manifest["kernels"]
+    found = frozenset(shape_of(row) for row in rows if not _would_launch(tuned, known, row))
+    return found if same or found < set(map(shape_of, rows)) else None
+
+
+def _would_launch(tuned: Tuning, known: Mapping[str, str], row: Row) -> bool:
+    """Whether a tuning chooses what was launched by a row of the table ``resources``, of a source that is known."""
+    shape = shape_of(row)
+    try:
+        rung, tile = tuned.instance(tuned.choice(shape))
+    except UserError:
+        return False
+    same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
+    return same and known.get(rung.implementation) == tuned.sources[rung.implementation]

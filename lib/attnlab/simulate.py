@@ -1,0 +1,268 @@
+"""How often the inference is wrong: latencies whose true median is known, simulated, through the same code as a run.
+
+Six kinds of samples, each a distribution of latencies around `MEDIAN_US` with a median of exactly one in its unit or
+one that is solved for, in one replicate or five, from processes that are alike or differ. Two implementations take
+turns in rounds, as in a run. What comes out is published in data/reference/calibration.csv, and `python -m attnlab
+calibrate` makes it anew.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+import scipy.optimize
+import scipy.signal
+import scipy.stats
+from tqdm.contrib.concurrent import process_map
+
+from attnlab import stats
+from attnlab.base import paths
+from attnlab.base.files import write_atomically
+from attnlab.stats import Array
+
+MEDIAN_US = 50.0
+"""The baseline's latency; in each simulation up to a tick more, so that ticks fall anywhere."""
+ROUNDS = {1: 100, 3: 24, 5: 32}
+"""Rounds by replicates: several have as many as published runs; so few of a single one often don't show dependence."""
+REPLICATES = tuple(ROUNDS)
+PROCESSES = ("alike", "differ")
+EFFECTS = (0.02, 0.05, 0.10)
+SIMULATIONS = 2000
+POWER_SIMULATIONS = 500
+RESAMPLES = {1: 1000, 3: 200, 5: 200}
+"""Resamples by replicates: with several, only the least length of an interval comes from them."""
+SEED = 42
+"""Simulation i of a cell draws from default_rng([SEED, cell, i]): any part can be run again."""
+
+COVERED, RATIO_COVERED = "median covered", "ratio covered"
+WRONG, CLAIMED, EQUIVALENT = "faster or slower", "claimable", "equivalent"
+COLUMNS = ["kind", "replicates", "processes", "measure", "value", "standard_error", "simulations"]
+
+# The scatter of `eager` at some 50 us on an H200, and how far the medians of its processes lie apart there: half of
+# that is the machine's, which both sides share, and half the process's own way with each implementation.
+SCATTER = 0.05
+SHARED = 0.01
+OWN = 0.01
+CORRELATION = 0.6
+DRIFT = 0.05
+SECOND_MODE = 1.15
+SECOND_MODE_SHARE = 0.3
+MODE_SCATTER = 0.02
+TAIL = 1.5
+TAIL_SCALE = 0.06
+TICK_US = 0.5  # the resolution that CUDA's documentation promises of an event
+TICKED_SCATTER = 0.02
+
+
+Size: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A distribution of latencies, relative to what they scatter around.
+
+    Attributes:
+        name: what the table calls it.
+        about: the distribution, in words.
+        draw: samples of a size (2, replicates, rounds) of both sides, round by round.
+        cdf: the share of samples, over all rounds, that are not greater than a value.
+        tick_us: the step of the clock that reads them; 0 for one that reads them as they are.
+    """
+
+    name: str
+    about: str
+    draw: Callable[[np.random.Generator, Size], Array]
+    cdf: Callable[[Array], Array]
+    tick_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of the table: a kind of samples, how many replicates, and whether their processes are alike."""
+
+    kind: Kind
+    replicates: int
+    processes: str
+
+    @property
+    def index(self) -> int:
+        return CELLS.index(self)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Standard deviations of the logarithms of what processes share and of what is their own."""
+        return (SHARED, OWN) if self.processes == "differ" else (0.0, 0.0)
+
+
+def _lognormal(scatter: float) -> Callable[[np.random.Generator, Size], Array]:
+    return lambda rng, size: np.exp(scatter * rng.standard_normal(size))
+
+
+def _autocorrelated(rng: np.random.Generator, size: Size) -> Array:
+    noise = rng.standard_normal(size)
+    # The first sample comes from the stationary distribution, as all that follow do.
+    noise[..., 1:] *= np.sqrt(1 - CORRELATION**2)
+    return np.exp(SCATTER * scipy.signal.lfilter([1], [1, -CORRELATION], noise, axis=-1))
+
+
+def _drifting(rng: np.random.Generator, size: Size) -> Array:
+    return np.exp(SCATTER * rng.standard_normal(size) + _drifted(size[-1]))
+
+
+def _drifted(rounds: int) -> Array:
+    return np.linspace(-DRIFT, DRIFT, rounds)
+
+
+def _bimodal(rng: np.random.Generator, size: Size) -> Array:
+    slow = rng.random(size) < SECOND_MODE_SHARE
+    return np.where(slow, SECOND_MODE, 1.0) * np.exp(MODE_SCATTER * rng.standard_normal(size))
+
+
+def _heavy_tailed(rng: np.random.Generator, size: Size) -> Array:
+    return 1 + TAIL_SCALE * (1 + rng.pareto(TAIL, size) - 2 ** (1 / TAIL))
+
+
+def _lognormal_cdf(scatter: float) -> Callable[[Array], Array]:
+    return scipy.stats.lognorm(scatter).cdf
+
+
+def _drifting_cdf(x: Array) -> Array:
+    # However many rounds there are, they lie evenly around none, and so has their median.
+    return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - _drifted(100)) / SCATTER), axis=-1)
+
+
+def _bimodal_cdf(x: Array) -> Array:
+    fast, slow = (scipy.stats.lognorm(MODE_SCATTER, scale=mode).cdf(x) for mode in (1.0, SECOND_MODE))
+    return (1 - SECOND_MODE_SHARE) * fast + SECOND_MODE_SHARE * slow
+
+
+def _heavy_tailed_cdf(x: Array) -> Array:
+    return scipy.stats.pareto(TAIL).cdf((x - 1) / TAIL_SCALE + 2 ** (1 / TAIL))
+
+
+KINDS = (
+    Kind("independent", "lognormal, 5 % wide", _lognormal(SCATTER), _lognormal_cdf(SCATTER)),
+    Kind(
+        "autocorrelated",
+        "lognormal, 5 % wide, a first-order autoregression of 0.6 on each side",
+        _autocorrelated,
+        _lognormal_cdf(SCATTER),
+    ),
+    Kind("drifting", "lognormal, 5 % wide, while both sides slow down by 10 %", _drifting, _drifting_cdf),
+    Kind("bimodal", "lognormal, 2 % wide; three in ten samples 15 % slower", _bimodal, _bimodal_cdf),
+    Kind("heavy-tailed", "a Pareto tail of exponent 1.5: no variance", _heavy_tailed, _heavy_tailed_cdf),
+    Kind(
+        "ticked",
+        "lognormal, 2 % wide, read from a clock with a step of 0.5 µs",
+        _lognormal(TICKED_SCATTER),
+        _lognormal_cdf(TICKED_SCATTER),
+        TICK_US,
+    ),
+)
+CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
+
+
+class Simulated(NamedTuple):
+    """A run of two implementations: the true median of the baseline over all rounds and processes in us, its samples
+    (replicates, rounds), and those of a candidate for each effect, with the same noise."""
+
+    median_us: float
+    baseline: Array
+    candidates: list[Array]
+
+
+def draw(cell: Cell, simulation: int, effects: tuple[float, ...]) -> Simulated:
+    """Simulate one run. An effect of 0.05 is a candidate that takes 1 / 1.05 of the baseline's time."""
+    rng = np.random.default_rng([SEED, cell.index, simulation])
+    location_us = MEDIAN_US + TICK_US * rng.random()
+    sides = location_us * cell.kind.draw(rng, (2, cell.replicates, ROUNDS[cell.replicates]))
+    shared, own = cell.spread
+    sides *= np.exp(shared * rng.standard_normal((cell.replicates, 1)))
+    sides *= np.exp(own * rng.standard_normal((2, cell.replicates, 1)))
+    phase = rng.random(sides.shape)
+    baseline = _read(sides[0], phase[0], cell.kind.tick_us)
+    candidates = [_read(sides[1] / (1 + effect), phase[1], cell.kind.tick_us) for effect in effects]
+    return Simulated(location_us * true_median(cell), baseline, candidates)
+
+
+def _read(latencies: Array, phase: Array, tick_us: float) -> Array:
+    return tick_us * np.floor(latencies / tick_us + phase) if tick_us else latencies
+
+
+@cache
+def true_median(cell: Cell) -> float:
+    """The median of a cell's samples over all rounds and processes, relative to what they scatter around.
+
+    That of the latencies themselves: by how much a clock's step hides it is part of what an interval has to cover.
+    """
+    spread = float(np.hypot(*cell.spread))
+    # E[f(Z)] for a standard normal Z, to machine precision for distributions as smooth as these (Gauss & Hermite).
+    nodes, weights = np.polynomial.hermite_e.hermegauss(61)
+    processes, weights = np.exp(spread * nodes), weights / weights.sum()
+    return scipy.optimize.brentq(lambda x: float(weights @ cell.kind.cdf(x / processes)) - 0.5, 0.9, 1.2, xtol=1e-12)
+
+
+def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> dict[str, bool]:
+    """What the inference makes of one run: of two implementations that don't differ, and that do by each effect."""
+    simulated = draw(cell, simulation, (0.0, *effects))
+    settings: dict[str, Any] = {"resamples": RESAMPLES[cell.replicates], "seed": simulation, "tick": cell.kind.tick_us}
+    median = stats.bootstrap_ci(simulated.baseline, **settings)
+    none, *others = (
+        stats.verdict(simulated.baseline, candidate, paired=True, **settings) for candidate in simulated.candidates
+    )
+    return {
+        COVERED: median.holds(simulated.median_us),
+        RATIO_COVERED: none.speedup.holds(1),
+        WRONG: none.decision in ("faster", "slower"),
+        CLAIMED: none.claimable,
+        EQUIVALENT: none.decision == "equivalent",
+    } | {power(effect): verdict.decision == "faster" for effect, verdict in zip(effects, others, strict=True)}
+
+
+def power(effect: float) -> str:
+    """What the table calls the share of candidates, faster by an effect, that were called faster."""
+    return f"faster by {100 * effect:.0f} % found"
+
+
+def _part(cell: int, first: int, last: int, effects: tuple[float, ...]) -> pd.DataFrame:
+    return pd.DataFrame([simulate(CELLS[cell], simulation, effects) for simulation in range(first, last)])
+
+
+def tidy(cell: Cell, outcomes: pd.DataFrame) -> pd.DataFrame:
+    """A row per measure: the share of simulations in which it came true, and its binomial standard error."""
+    shares, counts = outcomes.astype(float).mean(), outcomes.notna().sum()
+    rows = pd.DataFrame({"value": shares, "standard_error": np.sqrt(shares * (1 - shares) / counts)})
+    rows = rows.assign(simulations=counts, kind=cell.kind.name, replicates=cell.replicates, processes=cell.processes)
+    return rows.rename_axis("measure").reset_index()[COLUMNS]
+
+
+def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIONS, step: int = 50) -> pd.DataFrame:
+    """Simulate all cells on all cores; the first `power_simulations` of each also with effects."""
+    jobs = [
+        (cell, first, min(first + step, simulations), EFFECTS if first < power_simulations else ())
+        for cell, first in product(range(len(CELLS)), range(0, simulations, step))
+    ]
+    parts = process_map(_part, *zip(*jobs, strict=True), max_workers=os.cpu_count(), chunksize=1, unit="part")
+    by_cell = [[part for job, part in zip(jobs, parts, strict=True) if job[0] == cell.index] for cell in CELLS]
+    tables = [tidy(cell, pd.concat(parts)) for cell, parts in zip(CELLS, by_cell, strict=True)]
+    return pd.concat(tables, ignore_index=True)
+
+
+def path() -> Path:
+    """Where the table is kept that the report shows."""
+    return paths.REFERENCE / "calibration.csv"
+
+
+def write(table: pd.DataFrame, path: Path) -> None:
+    write_atomically(path, table.to_csv(index=False, float_format="%.4f").encode())
+
+
+def load() -> pd.DataFrame:
+    """The published table: a row per kind, replicates, processes and measure."""
+    return pd.read_csv(path())
