@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attnlab.base import paths
-from attnlab.paper.readme import markers
+from attnlab.readme import markers
 from attnlab.runs.tables import MODEL_TABLES, SHARED, TABLES, WHO, Column
 
 README = paths.ROOT / "data" / "README.md"

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import yaml
 
 from attnlab import select_run
-from attnlab.base import files, paths
+from attnlab.base import paths
 from attnlab.base.errors import Slower, UserError, suggestion
 from attnlab.base.version import VERSION
 from attnlab.compile import check
@@ -74,21 +74,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
     parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command, about in (
-        ("measure", _measure_alone, "measure a study into a new run, or continue a run that was cut off"),
-        ("report", _report, "render a recorded run, or measure one and render it"),
-    ):
-        sub = commands.add_parser(name, help=about)
-        sub.add_argument("--run", default="", help="name of a run in data/")
-        sub.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
-        sub.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
-        sub.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
-        sub.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
-        sub.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
-        sub.set_defaults(command=command)
+    measure = commands.add_parser("measure", help="measure a study into a new run, or continue a run that was cut off")
+    measure.add_argument("--run", default="", help="name of a run in data/")
+    measure.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
+    measure.add_argument("--device", default="auto", choices=select_run.DEVICES, help="where to measure")
+    measure.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
+    measure.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
+    measure.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
+    measure.set_defaults(command=_measure_alone)
+    report = commands.add_parser("report", help="render a recorded run; measures nothing")
+    report.add_argument("--run", default="", help="name of a run in data/; the published one without it")
+    report.set_defaults(command=_report)
     model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
     model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
-    model.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
+    model.add_argument("--device", default="auto", choices=select_run.DEVICES, help="where to measure")
     model.add_argument(
         "--models", type=lambda text: text.split(","), help=f"some of {', '.join(models.MODELS)}, by commas"
     )
@@ -107,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     notebook.set_defaults(command=_notebook)
     for name, command, about in (
         ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
-        ("export", _export, "write a recorded run as JSON, NumPy arrays and a report in Markdown"),
+        ("export", _export, "write a recorded run as two JSON files and NumPy arrays"),
         ("close", _close, "close a run that was cut off with the replicates that it holds"),
     ):
         sub = commands.add_parser(name, help=about)
@@ -156,10 +155,17 @@ def _measure(options: argparse.Namespace) -> str:
 
 
 def _measure_alone(options: argparse.Namespace) -> None:
-    from attnlab.exhibits.verdicts import target
-    from attnlab.infer import results
+    from attnlab import frames
+    from attnlab.tables import statement
 
-    print(target.in_short(results.at_target(read.load(_measure(options)))))
+    run = frames.load(_measure(options))
+    baseline, target = run.manifest["study"]["baseline"], frames.target(run)
+    at = run.samples[frames.is_equal(run.samples, target)]
+    if baseline not in at["implementation"].unique():
+        print(f"{baseline} has no latency at the study's target, so nothing is compared there")
+        return
+    for _, row in frames.compare(at, baseline).iterrows():
+        print(statement(row))
 
 
 def _model(options: argparse.Namespace) -> None:
@@ -176,57 +182,41 @@ def _close(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    measuring = options.study, options.device != "auto", options.long, options.gpus, options.scheduler
-    if options.run and any(measuring):
-        raise UserError(
-            "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
-        )
-    files.require_writable(paths.reports(), "ATTNLAB_REPORTS")
-    name = options.run or _measure(options)
+    from attnlab import report
 
-    from attnlab.paper import render
-
-    page = render.render(name)
-    print(f"rendered {paths.shown(page)}")
+    print(f"rendered {paths.shown(report.render(options.run))}")
 
 
 def _notebook(options: argparse.Namespace) -> None:
-    from attnlab.paper import render
+    from attnlab import report
 
     stated = list(map(_assignment, options.parameters))
     values = dict(stated)
     if len(values) < len(stated):
         raise UserError(f"-p states a parameter twice: leave one of {', '.join(options.parameters)} out")
-    page = render.render_notebook(options.name, values)
+    page = report.render(str(values.pop("run", "")), [options.name], parameters=values)
     print(f"rendered {paths.shown(page)}")
 
 
 def _readme(options: argparse.Namespace) -> None:
-    from attnlab.paper import readme
+    from attnlab import readme
 
     _require_checkout()
-    readme.update(paths.ROOT, options.run)
+    print(f"wrote {', '.join(map(paths.shown, readme.update(options.run)))}")
 
 
 def _export(options: argparse.Namespace) -> None:
     from attnlab import export
-    from attnlab.infer import results
 
-    run, target = read.load(options.run), export.folder(options.run)
-    if run.cases.empty:
-        raise UserError(f"the run {run.name!r} holds no case yet: `make measure RUN={run.name}` goes on with it")
-    export.require_place(target, run.name)
-    print(f"{run.name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    export.write(results.of(run), target)
-    print(f"exported {paths.shown(target)}/")
+    print(f"exported {paths.shown(export.export(options.run))}/")
 
 
 def _dispatch(options: argparse.Namespace) -> None:
-    from attnlab.infer import choices, results
+    from attnlab import choices, frames
     from attnlab.runs import dispatch
 
-    several = [results.load(run) for run in options.run.split(",")]
-    device, before, replaced = several[0].run.manifest["device"]["name"], None, ""
+    several = [frames.load(run) for run in options.run.split(",")]
+    device, before, replaced = several[0].manifest["device"]["name"], None, ""
     with suppress(UserError):  # there is none, or nothing that is one
         before = dispatch.load(dispatch.path(device), device)
     made = choices.table(*several, before=before)
@@ -254,30 +244,32 @@ def _dispatch(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from attnlab.exhibits.compared import Comparison
-    from attnlab.infer import results
-    from attnlab.infer.lookup import NotMeasured
+    from attnlab import frames
+    from attnlab.tables import markdown, significant
 
     if not (options.before and options.after) or options.before == options.after:
         same = f", and both are {options.before!r}" if options.before and options.after else ""
         raise UserError(f"two runs are compared{same}: name the one before as A and the one that is judged as B")
-    there, here = results.load(options.before), results.load(options.after)
-    comparison = Comparison(here, there)
-    try:
-        print(comparison.markdown if options.markdown else comparison.text)
-    except NotMeasured as error:
-        raise UserError(f"{error}: name runs that do") from None
-    slower = sum(case.verdict.decision == "slower" for case in comparison.cases)
-    if slower and options.fail_if:
-        raise Slower(f"{slower} of {len(comparison.cases)} cases are slower in {here.run.name!r}")
+    cases = frames.compare_runs(frames.load(options.before), frames.load(options.after))
+    counts = cases["decision"].value_counts()
+    said = ", ".join(f"{counts.get(name, 0):,} {name}" for name in ("faster", "slower", "equivalent", "inconclusive"))
+    print(f"{len(cases):,} cases of {options.after} against {options.before}: {said}")
+    moved = cases[cases["decision"].isin(["faster", "slower"])].sort_values("speedup")
+    columns = ["implementation", *(a for a in frames.AXES if moved[a].nunique() > 1), *frames.TIMING]
+    columns += ["before_us", "after_us", "speedup", "low", "high", "noise", "decision"]
+    shown = moved[columns].map(lambda value: significant(value, 4) if isinstance(value, float) else str(value))
+    if len(moved):
+        print(markdown(shown) if options.markdown else shown.to_string(index=False))
+    if (slower := int(counts.get("slower", 0))) and options.fail_if:
+        raise Slower(f"{slower} of {len(cases)} cases are slower in {options.after!r}")
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    from attnlab.infer import simulation
+    from attnlab import simulate
 
     _require_checkout()
-    simulation.write(simulation.run(), simulation.path())
-    print(f"wrote {paths.shown(simulation.path())}")
+    simulate.write(simulate.run(), simulate.path())
+    print(f"wrote {paths.shown(simulate.path())}")
 
 
 def _require_checkout() -> None:

@@ -6,7 +6,7 @@ Frames of your own work too: `implementation` and `latency_us` are needed, and a
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,6 +132,11 @@ def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
             others = {other: text for other, text in equal.items() if other != name}
             raise UserError(f"no row has {name}={value!r} together with {_words(others)}: look at what there is")
     return kept
+
+
+def is_equal(frame: pd.DataFrame, equal: Mapping[str, Any]) -> pd.Series:
+    """A mask of the rows at which columns have these values; there may be none."""
+    return (frame[list(equal)] == pd.Series(equal)).all(axis=1)
 
 
 def _words(equal: dict[str, Any]) -> str:

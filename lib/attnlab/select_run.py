@@ -1,100 +1,22 @@
-"""Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
+"""Measures a study or a plan of models into a run: a new one, or one that was cut off."""
 
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from functools import cache
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import Outdated, UserError
-from attnlab.infer.compare.companions import COMPANIONS, companion_of
-from attnlab.infer.results import Results, load
 from attnlab.runs import dispatch, models, read, schema, write
 from attnlab.runs.manifest import ModelFields
-from attnlab.runs.schema import Manifest
-from attnlab.study import callables, studies, tuning
+from attnlab.study import callables, studies
 from attnlab.study import models as stated_models
 from attnlab.study.studies import Study
 
 if TYPE_CHECKING:
-    from attnlab.exhibits.catalogue import Show
     from attnlab.measure.pretrained import Own
 
-DEVICES = ("auto", "cuda", "cpu", "none")
-
-
-def exhibits(run: str = "", study: str = "quick", device: str = "auto") -> "Show":
-    """Make the exhibits of a run in a notebook, as in ``show("kernels.ladder")``; arguments as for `results`."""
-    return showing(results(run, study, device))
-
-
-def showing(shown: Results) -> "Show":
-    """Make the exhibits of a run, and of its companions where an exhibit shows one of them."""
-    # Imported here: measuring draws nothing, and has no use for matplotlib.
-    from attnlab.exhibits.catalogue import Show
-
-    return Show(shown, {name: cache(lambda name=name: _companion(shown, name)) for name in COMPANIONS})
-
-
-def companions(shown: Results) -> list[Results]:
-    """The other runs that the pages show, without duplicates."""
-    found = [_companion(shown, name) for name in COMPANIONS]
-    return list({other.run.name: other for other in found if other.run.name != shown.run.name}.values())
-
-
-def _companion(shown: Results, companion: str) -> Results:
-    return companion_of(shown.run.manifest, companion, load) or shown
-
-
-def results(run: str = "", study: str = "quick", device: str = "auto") -> Results:
-    """The run that `named` names, with what is inferred from it; arguments and errors as there."""
-    return load(named(run, study, device))
-
-
-def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
-    """The named run, or the newest of this study on the device that is here; what it lacks is measured.
-
-    A run of another device is taken only if it is named, and so is a run of functions or kernels that have changed
-    since. A run that is not complete is continued where its device is here; elsewhere it is taken as it is.
-
-    Args:
-        run: a folder in data/; empty for the newest run of the study, which is measured now if there is none.
-        study: a name in studies/ or a path to a YAML file.
-        device: ``auto``, ``cuda``, ``cpu``, or ``none`` to measure nothing.
-
-    Raises:
-        UserError: there is no such run, the device is not here, or there is no run of the study on it and nothing may
-            be measured.
-    """
-    if device not in DEVICES:
-        raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
-    if run := str(run):  # papermill takes digits for a number
-        schema.require_of_study(run)
-        manifest = read.read_manifest(run)
-        if manifest["complete"] or device == "none" or not _same_device(manifest, device):
-            return run
-        return measured(run, studies.parse(manifest["study"], run), device)
-    wanted = studies.load(study)
-    here = _here(wanted.device if device in ("auto", "none") else device)["name"]
-    with studies.modules_beside(study):
-        now = tuning.hashes(wanted.implementations, here)
-    changed: list[str] = []
-
-    def is_of_today(manifest: Manifest) -> bool:
-        differ = [name for name in wanted.implementations if manifest["kernels"].get(name) != now.get(name)]
-        changed.extend([f"{', '.join(differ)} changed since the run {manifest['name']!r}"] if differ else [])
-        return not differ
-
-    if found := _newest(wanted, here, complete=True, fits=is_of_today):
-        return found
-    if device == "none":
-        why = changed[0] if changed else f"there is no run of the study {wanted.name!r} on {here}"
-        raise UserError(f"{why}, and device=none measures nothing: name a run")
-    if changed:
-        print(f"{changed[0]}: a new one begins", file=sys.stderr)
-    return measured("", wanted, device, stated=study)
+DEVICES = ("auto", "cuda", "cpu")
 
 
 def measured(
@@ -140,7 +62,7 @@ def measured(
             again = " ".join(filter(None, (f"make measure RUN={run}", own, where)))
             return str(record.record(run, study, kind, executor, long, begun, again))
 
-        unfinished = "" if name else _newest(study, described["name"], complete=False)
+        unfinished = "" if name else _unfinished(study, described["name"])
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
             try:
@@ -217,25 +139,17 @@ def _table_of(device_name: str) -> dict[str, str]:
     return found
 
 
-def _newest(study: Study, device: str, complete: bool, fits: Callable[[Manifest], bool] = lambda manifest: True) -> str:
-    """The newest run of exactly this study on the device of this name, whose manifest fits, or ""."""
+def _unfinished(study: Study, device: str) -> str:
+    """The newest run of exactly this study on the device of this name that was cut off, or ""."""
     stated = study.model_dump(mode="json")
 
     def say(error: UserError) -> None:
         print(f"passed over: {error}", file=sys.stderr)
 
     for name, manifest in read.manifests(say):
-        found = manifest["study"], manifest["device"]["name"], manifest["complete"]
-        if found == (stated, device, complete) and fits(manifest):
+        if (manifest["study"], manifest["device"]["name"], manifest["complete"]) == (stated, device, False):
             return name
     return ""
-
-
-def _same_device(manifest: Manifest, device: str) -> bool:
-    wanted = manifest["device"]
-    with suppress(UserError):
-        return device in ("auto", wanted["kind"]) and _here(wanted["kind"])["name"] == wanted["name"]
-    return False
 
 
 def _here(kind: str) -> dict[str, Any]:
@@ -255,7 +169,7 @@ def _measuring_half() -> tuple[Any, Any]:
 
 
 def default_study(device: str, cluster: bool = False) -> str:
-    """The study that `make report` measures where ``auto``, ``cuda`` or ``cpu`` is stated, here or on a cluster."""
+    """The study that `make measure` measures where ``auto``, ``cuda`` or ``cpu`` is stated, here or on a cluster."""
     if cluster:
         return "cpu" if device == "cpu" else "gpu"
     return "gpu" if _here(device)["kind"] == "cuda" else "cpu"

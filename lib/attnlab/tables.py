@@ -172,6 +172,15 @@ def table(frame: pd.DataFrame, caption: str = "", bold: Any = None) -> Table:
     return Table(shown, caption, cells)
 
 
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a table in Markdown, its cells as `text_of` prints them."""
+    cells = [
+        [text_of(value, name) for name, value in zip(frame.columns, row, strict=True)] for row in frame.to_numpy(object)
+    ]
+    lines = [[heading(name) for name in frame.columns], ["---"] * frame.shape[1], *cells]
+    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines)
+
+
 class Statement(str):
     """Sentences that a notebook shows as Markdown, in which text from a run is read as it stands."""
 

@@ -1,1 +1,0 @@
-"""The page 04_backends."""

@@ -1,1 +1,0 @@
-"""The page 03_roofline."""

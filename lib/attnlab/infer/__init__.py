@@ -1,1 +1,0 @@
-"""Numbers from a run, and no words."""

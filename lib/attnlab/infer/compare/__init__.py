@@ -1,1 +1,0 @@
-"""A run beside others: the same cases again, and published numbers."""

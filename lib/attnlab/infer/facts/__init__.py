@@ -1,1 +1,0 @@
-"""Facts that the pages say in words."""

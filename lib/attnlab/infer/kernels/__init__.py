@@ -1,1 +1,0 @@
-"""Numbers of the ladder: its rungs, what each gained, and who leads."""

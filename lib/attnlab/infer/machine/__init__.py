@@ -1,1 +1,0 @@
-"""The machine of a run: its clocks, what its cache held, how its cards differ, and what measuring took."""

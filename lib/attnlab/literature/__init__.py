@@ -1,1 +1,0 @@
-"""What others printed: throughputs, datasheets, the bibliography, and the reports that are audited."""

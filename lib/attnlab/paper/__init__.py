@@ -1,1 +1,0 @@
-"""From notebooks to pages: check parameters, execute, assemble the report, number, render."""

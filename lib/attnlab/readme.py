@@ -1,0 +1,132 @@
+"""The picture and the tables of README.md and kernels/README.md, made from the published run."""
+
+import io
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from attnlab import frames, plot
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.base.files import write_atomically
+from attnlab.roofline import add_work
+from attnlab.runs.schema import Run
+from attnlab.study import studies
+from attnlab.study.ladder import BEST, PREFIX, Recorded
+from attnlab.tables import markdown, with_interval
+
+WARM = {"clock": "device", "cache": "warm"}
+SHAPE = ["batch", "heads", "kv_heads", "seq_len", "kv_len", "head_dim", "causal", "dtype"]
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The lines between which a README holds what is written there."""
+    return f"<!-- {name}: written by `make readme` -->", f"<!-- /{name} -->"
+
+
+def update(name: str) -> list[Path]:
+    """Write the blocks of both READMEs and the picture from a run of the study `gpu`; returns the files.
+
+    Raises UserError: there is no such run, it is of another study or of a CPU, or a README has no markers.
+    """
+    run = frames.load(name)
+    device, study = run.manifest["device"], run.manifest["study"]["name"]
+    if not run.complete or (device["kind"], study) != ("cuda", "gpu"):
+        raise UserError(f"{name!r} is no complete run of the study 'gpu' on a GPU: name another run")
+    picture = paths.ROOT / "figures" / f"{name}.svg"
+    written = {picture: _picture(run)}
+    for readme, block, text in (("README.md", "run", _results(run)), ("kernels/README.md", "ladder", _ladder(run))):
+        begin, end = markers(block)
+        path = paths.ROOT / readme
+        before = path.read_text()
+        if not (found := re.search(f"{re.escape(begin)}.*?{re.escape(end)}", before, re.DOTALL)):
+            raise UserError(f"{paths.shown(path)} has no lines {begin} and {end} to write between: put them in")
+        written[path] = before.replace(found[0], f"{begin}\n\n{text}\n\n{end}").encode()
+    for path, content in written.items():
+        write_atomically(path, content)
+    return list(written)
+
+
+def _cases(run: Run) -> pd.DataFrame:
+    cases = frames.where(frames.summarize(run.samples), **WARM)
+    return cases[(cases["direction"] == "forward") & (cases["layout"] == "heads first") & (cases["lengths"] == "equal")]
+
+
+def _picture(run: Run) -> bytes:
+    cases = add_work(_cases(run))
+    cases = cases[(cases["values"] == "normal") & (cases["head_dim"] == 128) & (cases["dtype"] == "bfloat16")]
+    cases = cases[(cases["kv_len"] == cases["seq_len"]) & (cases["kv_heads"] == cases["heads"])]
+    cases = cases[cases["batch"] * cases["seq_len"] == 16384]
+    names = ["kernel.best", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "peer.flash4", "peer.cudnn"]
+    figure = plot.lines(
+        cases[cases["implementation"].isin(names)], "seq_len", "throughput_tflops", col="causal", title="causal: {}"
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def _results(run: Run) -> str:
+    """A row for each shape: SDPA, the fastest other package and our kernel, on normal and on the worst values."""
+    cases = _cases(run)
+    is_normal = (cases["values"] == "normal") & (cases["scale"] == 0)
+    wide = cases[is_normal].pivot_table(index=SHAPE, columns="implementation", values="median_us", sort=False)
+    peers = [name for name in wide if name.startswith("peer.")]
+    verdicts = frames.compare(run.samples[frames.is_equal(run.samples, WARM)], "sdpa.auto")
+    worst = frames.worst(verdicts[verdicts["candidate"] == BEST])
+    worst = with_interval(worst[(worst["layout"] == "heads first") & (worst["direction"] == "forward")], "speedup")
+    rows = wide.reset_index().merge(worst[[*SHAPE, "values", "n", "speedup"]].drop_duplicates(SHAPE), on=SHAPE)
+    rows = rows[(rows["n"] > 1) | (rows["dtype"] == "bfloat16") & rows["seq_len"].isin([1, 2048, 4096, 16384])]
+    fastest = rows[peers].idxmin(axis=1).where(rows[peers].notna().any(axis=1))
+    table = pd.DataFrame(
+        {
+            "B, H, S, D": [_shape_words(row) for row in rows.to_dict("records")],
+            "SDPA (µs)": rows["sdpa.auto"].map("{:,.1f}".format),
+            "fastest other (µs)": rows[peers].min(axis=1).map("{:,.1f}".format) + " " + fastest.fillna(""),
+            "kernel.best (µs)": rows[BEST].map("{:,.1f}".format),
+            "over SDPA, worst values": rows["speedup"],
+            "worst of": [
+                f"{n}: {values}" if n > 1 else values for n, values in zip(rows["n"], rows["values"], strict=True)
+            ],
+        }
+    )
+    about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
+    alt = "Throughput over the sequence length at head dimension 128, with and without the causal mask"
+    legend = (
+        f"*{about}, run `{run.name}`: device clock, warm cache, bfloat16, 16,384 tokens. Below: medians on normal values; "
+        "the speedup is that on the input distribution where it is least, with its 95 % interval.*"
+    )
+    return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n{markdown(table)}"
+
+
+def _shape_words(row: dict[str, object]) -> str:
+    keys = f" over {row['kv_len']}" if row["kv_len"] != row["seq_len"] else ""
+    heads = f"{row['heads']}" if row["kv_heads"] == row["heads"] else f"{row['heads']}/{row['kv_heads']}"
+    mask = " causal" if row["causal"] and row["seq_len"] != 1 else ""
+    return f"{row['batch']}, {heads}, {row['seq_len']}{keys}, {row['head_dim']}{mask} {row['dtype']}"
+
+
+def _ladder(run: Run) -> str:
+    """A row for each kernel at the target: its median, and its speedup over the kernel before it and over cuDNN."""
+    at = frames.target(run)
+    samples = run.samples[frames.is_equal(run.samples, at)]
+    medians = frames.summarize(samples).set_index("implementation")
+    over_cudnn = with_interval(frames.compare(samples, "sdpa.cudnn"), "speedup").set_index("candidate")["speedup"]
+    rows = []
+    for rung in map(Recorded.model_validate, run.manifest["ladder"]):
+        if rung.implementation in medians.index:
+            before = PREFIX + rung.after if rung.after else ""
+            step = "—"
+            if before in medians.index:
+                pair = samples[samples["implementation"].isin([before, rung.implementation])]
+                step = with_interval(frames.compare(pair, before), "speedup")["speedup"].iloc[0]
+            median = with_interval(medians.loc[[rung.implementation]], "median_us", "low_us", "high_us")[
+                "median_us"
+            ].iloc[0]
+            rows.append([rung.implementation, rung.title, median, step, over_cudnn.get(rung.implementation, "—")])
+    columns = ["kernel", "change", "median (µs)", "over the kernel before", "over sdpa.cudnn"]
+    target = studies.recorded(run.manifest).target_shape.label
+    return (
+        f"At {target}, device clock, warm cache, run `{run.name}`.\n\n{markdown(pd.DataFrame(rows, columns=columns))}"
+    )
