@@ -94,8 +94,8 @@ def _results(run: Run) -> str:
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
     alt = "Throughput over the sequence length at head dimension 128, with and without the causal mask"
     legend = (
-        f"*{about}, run `{run.name}`: device clock, warm cache, bfloat16, 16,384 tokens. Below: medians on normal values; "
-        "the speedup is that on the input distribution where it is least, with its 95 % interval.*"
+        f"*{about}, run `{run.name}`: device clock, warm cache, bfloat16, 16,384 tokens. Below: medians on "
+        "normal values; the speedup is that on the input distribution where it is least, with its 95 % interval.*"
     )
     return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n{markdown(table)}"
 
