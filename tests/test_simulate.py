@@ -3,28 +3,25 @@
 import numpy as np
 import pandas as pd
 import pytest
-import synthetic
 
-from attnlab import __main__
-from attnlab.exhibits.verdicts import power
-from attnlab.infer import simulation
-from attnlab.infer.simulation import CELLS, CLAIMED, COLUMNS, COVERED, EFFECTS, EQUIVALENT, KINDS, RATIO_COVERED, WRONG
+from attnlab import __main__, simulate
+from attnlab.simulate import CELLS, CLAIMED, COLUMNS, COVERED, EFFECTS, EQUIVALENT, KINDS, RATIO_COVERED, WRONG
 
-PUBLISHED = simulation.load()
+PUBLISHED = simulate.load()
 SHARES = PUBLISHED.set_index(["kind", "replicates", "processes", "measure"])
 ALONE = [(1, "differ")]
 """One process says nothing about others that differ; the table shows it, and the targets leave it out."""
 
 
-def share(cell: simulation.Cell, measure: str) -> pd.Series:
+def share(cell: simulate.Cell, measure: str) -> pd.Series:
     return SHARES.loc[(cell.kind.name, cell.replicates, cell.processes, measure)]
 
 
-def knowable() -> list[simulation.Cell]:
+def knowable() -> list[simulate.Cell]:
     return [cell for cell in CELLS if (cell.replicates, cell.processes) not in ALONE]
 
 
-def named(cell: simulation.Cell) -> str:
+def named(cell: simulate.Cell) -> str:
     return f"{cell.kind.name}-{cell.replicates}-{cell.processes}"
 
 
@@ -42,11 +39,11 @@ def test_the_true_median_is_the_median_of_many_samples(cell):
     rng = np.random.default_rng(1)
     processes = np.exp(np.hypot(*cell.spread) * rng.standard_normal((2, 10_000, 1)))
     many = cell.kind.draw(rng, (2, 10_000, 100)) * processes
-    assert simulation.true_median(cell) == pytest.approx(np.median(many), rel=1e-3)
+    assert simulate.true_median(cell) == pytest.approx(np.median(many), rel=1e-3)
 
 
 def test_neighbours_of_the_autocorrelated_kind_resemble_each_other():
-    samples = np.log(simulation.KINDS[1].draw(np.random.default_rng(2), (2, 2000, 100)))
+    samples = np.log(simulate.KINDS[1].draw(np.random.default_rng(2), (2, 2000, 100)))
     assert np.corrcoef(samples[..., 1:].ravel(), samples[..., :-1].ravel())[0, 1] == pytest.approx(0.6, abs=0.01)
     assert samples[..., 0].std() == pytest.approx(samples[..., -1].std(), rel=0.05)
     assert abs(np.corrcoef(samples[0].ravel(), samples[1].ravel())[0, 1]) < 0.02  # the two sides don't
@@ -54,41 +51,41 @@ def test_neighbours_of_the_autocorrelated_kind_resemble_each_other():
 
 def test_a_clock_with_a_tick_shows_multiples_of_it_and_is_right_on_average():
     cell = next(cell for cell in CELLS if cell.kind.tick_us and cell.replicates == 5)
-    simulated = simulation.draw(cell, 0, (0.0, 0.05))
+    simulated = simulate.draw(cell, 0, (0.0, 0.05))
     for readings in (simulated.baseline, *simulated.candidates):
-        assert readings.shape == (5, simulation.ROUNDS[5])
-        np.testing.assert_allclose(readings % simulation.TICK_US, 0, atol=1e-9)
+        assert readings.shape == (5, simulate.ROUNDS[5])
+        np.testing.assert_allclose(readings % simulate.TICK_US, 0, atol=1e-9)
     latencies = np.full(100_000, 50.2)
-    readings = simulation._read(latencies, np.random.default_rng(3).random(latencies.size), 0.5)
+    readings = simulate._read(latencies, np.random.default_rng(3).random(latencies.size), 0.5)
     assert set(np.unique(readings)) == {50.0, 50.5}
     assert readings.mean() == pytest.approx(50.2, abs=0.005)
 
 
 def test_effects_share_their_noise():
-    simulated = simulation.draw(CELLS[0], 3, (0.0, 0.05))
+    simulated = simulate.draw(CELLS[0], 3, (0.0, 0.05))
     np.testing.assert_allclose(simulated.candidates[0] / simulated.candidates[1], 1.05)
-    again = simulation.draw(CELLS[0], 3, (0.0,))
+    again = simulate.draw(CELLS[0], 3, (0.0,))
     np.testing.assert_array_equal(again.baseline, simulated.baseline)
-    assert not np.allclose(simulation.draw(CELLS[0], 4, ()).baseline, simulated.baseline)
-    assert not np.allclose(simulation.draw(CELLS[1], 3, ()).baseline, simulated.baseline)
+    assert not np.allclose(simulate.draw(CELLS[0], 4, ()).baseline, simulated.baseline)
+    assert not np.allclose(simulate.draw(CELLS[1], 3, ()).baseline, simulated.baseline)
 
 
 def test_the_table_is_whole():
     assert list(PUBLISHED.columns) == COLUMNS
     assert len(CELLS) == 6 * 3 * 2
-    measures = [COVERED, RATIO_COVERED, WRONG, CLAIMED, EQUIVALENT, *map(simulation.power, EFFECTS)]
+    measures = [COVERED, RATIO_COVERED, WRONG, CLAIMED, EQUIVALENT, *map(simulate.power, EFFECTS)]
     expected = [(cell.kind.name, cell.replicates, cell.processes, measure) for cell in CELLS for measure in measures]
     assert list(SHARES.index) == expected
     counts = PUBLISHED.groupby("measure")["simulations"].unique().map(list).to_dict()
-    assert counts == {measure: [simulation.SIMULATIONS] for measure in measures[:5]} | {
-        measure: [simulation.POWER_SIMULATIONS] for measure in measures[5:]
+    assert counts == {measure: [simulate.SIMULATIONS] for measure in measures[:5]} | {
+        measure: [simulate.POWER_SIMULATIONS] for measure in measures[5:]
     }
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=named)
 def test_a_part_of_the_table_run_again_agrees_with_it(cell):
     """The first 40 simulations of each cell; four standard errors and a half of one in 40."""
-    ours = simulation.tidy(cell, simulation._part(cell.index, 0, 40, ())).set_index("measure")
+    ours = simulate.tidy(cell, simulate._part(cell.index, 0, 40, ())).set_index("measure")
     for measure in ours.index:
         there = share(cell, measure)
         spread = np.sqrt(there["value"] * (1 - there["value"]) / 40)
@@ -105,49 +102,21 @@ def test_intervals_cover_as_often_as_they_say_and_verdicts_err_in_one_of_twenty_
     assert share(cell, WRONG)["value"] <= 0.05
     assert share(cell, CLAIMED)["value"] <= 0.001
     # Three replicates leave two degrees of freedom: of samples that depend on each other they find less.
-    assert share(cell, simulation.power(0.10))["value"] > (2 / 3 if cell.replicates == 3 else 0.9)
+    assert share(cell, simulate.power(0.10))["value"] > (2 / 3 if cell.replicates == 3 else 0.9)
 
 
 def test_what_one_process_cannot_know_is_shown_and_larger_effects_are_found_more_often():
     alone = PUBLISHED[(PUBLISHED["replicates"] == 1) & (PUBLISHED["processes"] == "differ")]
     assert (alone.loc[alone["measure"] == COVERED, "value"] < 0.92).all()
     for cell in CELLS:
-        found = [share(cell, simulation.power(effect))["value"] for effect in EFFECTS]
+        found = [share(cell, simulate.power(effect))["value"] for effect in EFFECTS]
         assert found == sorted(found)
 
 
-def test_the_table_shows_every_cell_in_percent():
-    table = power.calibration()
-    assert len(table.frame) == len(CELLS)
-    row = table.frame.iloc[0]
-    assert list(row[["samples", "replicates", "processes"]]) == ["independent", 1, "alike"]
-    assert row["median covered"] == 100 * share(CELLS[0], COVERED)["value"]
-    assert row["10 % found"] == 100 * share(CELLS[0], simulation.power(0.10))["value"]
-    covered = [100 * share(cell, COVERED)["value"] for cell in knowable()]
-    assert f"{min(covered):.1f} to {max(covered):.1f} % over all six kinds" in table.note
-
-
-def test_a_run_shows_its_controls():
-    of = synthetic.infer(synthetic.Recipe(control_pace=1.3))
-    table = power.controls(of)
-    assert list(table.frame["decision"]) == ["slower"] * 8
-    at_target = table.frame.set_index("shape").loc["(2, 4, 128, 64) float16"]
-    assert at_target["smallest_effect_pct"] == 100 * of.smallest_effect(synthetic.TARGET)
-    told = power.false_positives(of).markdown
-    assert (
-        "at 16 places (shape and timing) and called it faster or slower at 16 of them (B=2 H=4 S=32 and 256; "
-        "B=2 H=4 S=64 and 128, with and without the causal mask; B=1 H=4 S=128; B=2 H=8 S=128 (each D=64 float16)): "
-        "100.0 % [79.4, 100.0]"
-    ) in told
-    missing = "*This run did not measure its baseline against itself, so how often its verdicts err is unknown.*"
-    of = synthetic.inferred()
-    assert power.controls(of).markdown == power.false_positives(of).markdown == missing
-
-
 def test_the_command_writes_the_table(monkeypatch, tmp_path, capsys):
-    small = simulation.tidy(CELLS[0], pd.DataFrame({COVERED: [True, False, True, True], WRONG: [False] * 4}))
-    monkeypatch.setattr(simulation, "run", lambda: small)
-    monkeypatch.setattr(simulation, "path", lambda: tmp_path / "calibration.csv")
+    small = simulate.tidy(CELLS[0], pd.DataFrame({COVERED: [True, False, True, True], WRONG: [False] * 4}))
+    monkeypatch.setattr(simulate, "run", lambda: small)
+    monkeypatch.setattr(simulate, "path", lambda: tmp_path / "calibration.csv")
     assert __main__.main(["calibrate"]) == 0
     assert "calibration.csv" in capsys.readouterr().out
     assert (tmp_path / "calibration.csv").read_text() == (
@@ -159,10 +128,10 @@ def test_the_command_writes_the_table(monkeypatch, tmp_path, capsys):
 
 
 def test_simulations_do_not_depend_on_how_they_are_dealt_out(monkeypatch):
-    monkeypatch.setattr(simulation, "CELLS", CELLS[:2])
-    in_parts = simulation.run(5, 3, step=2)
+    monkeypatch.setattr(simulate, "CELLS", CELLS[:2])
+    in_parts = simulate.run(5, 3, step=2)
     assert list(in_parts["simulations"].unique()) == [5, 4]
-    whole = [simulation.tidy(cell, simulation._part(cell.index, 0, 5, ())) for cell in CELLS[:2]]
+    whole = [simulate.tidy(cell, simulate._part(cell.index, 0, 5, ())) for cell in CELLS[:2]]
     expected = pd.concat(whole, ignore_index=True)
     shared = in_parts[in_parts["measure"].isin(expected["measure"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(shared, expected)

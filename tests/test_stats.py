@@ -1,6 +1,5 @@
-"""attnlab.infer.stats against worked cases, scipy, brute force, properties and simulated coverage."""
+"""attnlab.stats against worked cases, scipy, brute force, properties and simulated coverage."""
 
-import itertools
 import math
 from functools import partial
 
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from statsmodels.tsa.stattools import acf
 
 from attnlab.base.rules import CLAIM_DELTA, CLAIM_SPEEDUP
-from attnlab.infer import bootstrap, stats
-from attnlab.infer.stats import Interval
+from attnlab import stats
+from attnlab.stats import Interval
 
 properties = settings(deadline=None, max_examples=60, derandomize=True)
 latency = st.floats(0.1, 1e5, allow_nan=False)
@@ -111,7 +110,7 @@ def test_ratio_of_one_replicate_is_scipys_percentile_bootstrap(paired):
         n_resamples=2_000,
         paired=paired,
         # The stream of random numbers depends on the batch where there are two sides.
-        batch=bootstrap.BATCH_VALUES // 200,
+        batch=5_000,
         method="percentile",
         random_state=np.random.default_rng(42),
     ).confidence_interval
@@ -120,45 +119,11 @@ def test_ratio_of_one_replicate_is_scipys_percentile_bootstrap(paired):
     assert ours.estimate == pytest.approx(1.25)
 
 
-@pytest.mark.parametrize("replicates", [[(1.0, 3.0), (11.0, 13.0)], [(5.0,), (1.0, 2.0, 4.0)]])
-def test_two_levels_by_exhaustion(replicates):
-    """Each pair of replicates is drawn as often as any other, and brings as many samples as it has."""
-    draws = [
-        [*first, *second]
-        for a, b in itertools.product(replicates, repeat=2)
-        for first in itertools.product(a, repeat=len(a))
-        for second in itertools.product(b, repeat=len(b))
-        for _ in range(729 // len(a) ** len(a) // len(b) ** len(b))
-    ]
-    exact, expected = np.unique([np.median(draw) for draw in draws], return_counts=True)
-    (ours,) = bootstrap.medians([[np.array(replicate) for replicate in replicates]], 40_000, seed=1)
-    values, counts = np.unique(ours, return_counts=True)
-    np.testing.assert_array_equal(values, exact)
-    np.testing.assert_allclose(counts / 40_000, expected / len(draws), atol=0.0125)
-
-
-def test_medians_count_what_is_drawn():
-    rng = np.random.default_rng(3)
-    for size in (1, 2, bootstrap.GROUP, 2 * bootstrap.GROUP + 1, 255, 20 * bootstrap.GROUP):
-        samples, drawn = rng.integers(0, 20, size).astype(float), rng.integers(0, size, (50, 2 * size + 1))
-        drawn[:, -1] = rng.choice([0, size], 50)  # an odd number of them, or an even one and one that doesn't count
-        expected = [np.median(samples[row[row < size]]) for row in drawn]
-        np.testing.assert_array_equal(bootstrap._counted(drawn, size).medians(samples), expected)
-
-
-@pytest.mark.parametrize("paired", [False, True])
-def test_draws_that_are_too_many_to_be_kept_are_the_same(paired, monkeypatch):
-    sides = [np.split(noisy(10, 30, seed), [5, 12]) for seed in (1, 2)]
-    kept = bootstrap.medians(sides, 3001, 42, paired)
-    bootstrap._medians.cache_clear()
-    monkeypatch.setattr(bootstrap, "KEPT_VALUES", 0)
-    np.testing.assert_array_equal(bootstrap.medians(sides, 3001, 42, paired), kept)
-
-
 def test_same_seed_same_interval():
-    samples = [noisy(100, n, seed=n) for n in (40, 50, 60)]
+    samples = noisy(100, 40)
     for interval in (stats.bootstrap_ci, lambda x, **seed: stats.ratio_ci(x, x, **seed)):
-        assert interval(samples) == interval(samples) == interval(samples, tick=1e-6) != interval(samples, seed=43)
+        assert interval(samples) == interval(samples) == interval(samples, tick=1e-6)
+        assert interval(samples, resamples=50) != interval(samples, resamples=50, seed=43)
 
 
 @pytest.mark.filterwarnings("error")
@@ -257,44 +222,44 @@ def test_neighbours_are_told_by_the_serial_correlation_of_ranks():
     at_the_edge = np.random.default_rng(0).standard_normal(100)
     for samples in (*autoregression((40, 100), 0.25), at_the_edge):
         lag1 = acf(scipy.stats.rankdata(samples), nlags=1, fft=False)[1]
-        assert bootstrap.resembles_neighbours(samples) == (lag1 > scipy.stats.norm.ppf(0.99) / 10)
-    assert not bootstrap.resembles_neighbours(np.arange(19.0))
-    assert bootstrap.resembles_neighbours(np.arange(20.0))
-    assert not bootstrap.resembles_neighbours(np.ones(100))
+        assert stats.resembles_neighbours(samples) == (lag1 > scipy.stats.norm.ppf(0.99) / 10)
+    assert not stats.resembles_neighbours(np.arange(19.0))
+    assert stats.resembles_neighbours(np.arange(20.0))
+    assert not stats.resembles_neighbours(np.ones(100))
 
 
 def test_blocks_are_replicates_or_stretches_or_none():
     dependent, independent = 50 + autoregression((100,), 0.7), noisy(50)
-    assert bootstrap.blocks([[independent]], paired=False) is None
-    (replicates,) = bootstrap.blocks([[independent, dependent]], paired=False)
+    assert stats.independent_blocks([[independent]], paired=False) is None
+    (replicates,) = stats.independent_blocks([[independent, dependent]], paired=False)
     assert [len(block) for block in replicates] == [100, 100]
-    (stretches,) = bootstrap.blocks([[dependent]], paired=False)
-    assert [len(block) for block in stretches] == [20] * bootstrap.BATCHES
+    (stretches,) = stats.independent_blocks([[dependent]], paired=False)
+    assert [len(block) for block in stretches] == [20] * stats.STRETCHES
     np.testing.assert_array_equal(np.concatenate(stretches), dependent)
     # One side that can't be taken sample by sample is enough.
     for sides in ([[dependent], [independent]], [[independent], [dependent]]):
-        cut = bootstrap.blocks(sides, paired=True)
+        cut = stats.independent_blocks(sides, paired=True)
         assert [[len(block) for block in side] for side in cut] == [[20] * 5] * 2
-    cut = bootstrap.blocks([[independent], [independent, dependent]], paired=False)
+    cut = stats.independent_blocks([[independent], [independent, dependent]], paired=False)
     assert [[len(block) for block in side] for side in cut] == [[20] * 5, [100] * 2]
-    assert bootstrap.blocks([[independent[:19]], [independent, dependent]], paired=False) is None
+    assert stats.independent_blocks([[independent[:19]], [independent, dependent]], paired=False) is None
 
 
 def test_pairs_are_cut_where_only_their_ratio_resembles_its_neighbours():
     drift, noise = np.linspace(0, 0.05, 100), np.random.default_rng(2).normal(0, 0.1, 100)
     baseline, candidate = np.exp(noise), np.exp(noise + drift)
-    assert not bootstrap.resembles_neighbours(baseline)
-    assert bootstrap.blocks([[baseline], [candidate]], paired=False) is None
-    assert bootstrap.blocks([[baseline], [candidate]], paired=True) is not None
+    assert not stats.resembles_neighbours(baseline)
+    assert stats.independent_blocks([[baseline], [candidate]], paired=False) is None
+    assert stats.independent_blocks([[baseline], [candidate]], paired=True) is not None
 
 
 def test_scatter_by_hand():
     # Medians 2, 4 and 9: mean 5, deviations -3 -1 4, variance 13.
-    scatter = bootstrap.scatter(bootstrap._medians_of([np.array([1.0, 2, 7]), np.array([4.0]), np.array([8.0, 10])]))
+    scatter = stats.Scatter.of(stats._medians_of([np.array([1.0, 2, 7]), np.array([4.0]), np.array([8.0, 10])]))
     assert (scatter.mean, scatter.freedom) == (5, 2)
     assert scatter.error == pytest.approx(math.sqrt(13 / 3))
-    assert bootstrap.Scatter(0, 0, 4).pvalue == 1
-    assert bootstrap.Scatter(0.1, 0, 4).pvalue == 0
+    assert stats.Scatter(0, 0, 4).pvalue == 1
+    assert stats.Scatter(0.1, 0, 4).pvalue == 0
 
 
 @properties
@@ -303,14 +268,14 @@ def test_scatter_is_the_t_test_of_scipy(baseline, candidate):
     sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]
     logs = np.log(baseline), np.log(candidate)
     welch = scipy.stats.ttest_ind(*logs, equal_var=False)
-    ours = bootstrap.scatter_of_log_ratio(sides, paired=False)
+    ours = stats._scatter_of_log_ratio(sides, paired=False)
     assert (ours.pvalue, ours.freedom) == pytest.approx((welch.pvalue, welch.df), rel=1e-6)
     bounds = welch.confidence_interval(0.9)
     assert (ours.mean - ours.reach(0.9), ours.mean + ours.reach(0.9)) == pytest.approx(tuple(bounds), abs=1e-8)
     n = min(len(baseline), len(candidate))
     assume(np.std(logs[0][:n] - logs[1][:n]) > 1e-6)
     paired = scipy.stats.ttest_rel(logs[0][:n], logs[1][:n])
-    ours = bootstrap.scatter_of_log_ratio([sides[0][:n], sides[1][:n]], paired=True)
+    ours = stats._scatter_of_log_ratio([sides[0][:n], sides[1][:n]], paired=True)
     assert (ours.pvalue, ours.freedom) == pytest.approx((paired.pvalue, n - 1), rel=1e-6)
 
 
@@ -318,7 +283,7 @@ def test_scatter_is_the_t_test_of_scipy(baseline, candidate):
 @given(ticks, ticks)
 def test_scatter_of_placements_is_the_test_of_brunner_and_munzel(baseline, candidate):
     sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]
-    ours = bootstrap.scatter_of_placements(sides, paired=False)
+    ours = stats._scatter_of_placements(sides, paired=False)
     assert 2 * ours.mean == pytest.approx(stats.cliffs_delta(baseline, candidate), abs=1e-12)
     assume(ours.error > 1e-9)
     assert ours.pvalue == pytest.approx(scipy.stats.brunnermunzel(baseline, candidate).pvalue, rel=1e-6)
@@ -327,10 +292,10 @@ def test_scatter_of_placements_is_the_test_of_brunner_and_munzel(baseline, candi
 def test_scatter_of_placements_by_hand():
     sides = [[np.array([1.0, 4.0]), np.array([5.0, 2.5])], [np.array([2.0, 2.0]), np.array([3.0, 4.5])]]
     # Baseline, among all: 0, 3/4, 1, 1/2; candidate: 1/4, 1/4, 1/2, 3/4. Blocks: 3/8, 3/4 and 1/4, 5/8.
-    ours = bootstrap.scatter_of_placements(sides, paired=False)
+    ours = stats._scatter_of_placements(sides, paired=False)
     assert (ours.mean, ours.error) == pytest.approx((1 / 16, math.sqrt(2) * 3 / 16))
     # Baseline, within its pair of blocks: 0, 1 and 1, 0.
-    ours = bootstrap.scatter_of_placements(sides, paired=True)
+    ours = stats._scatter_of_placements(sides, paired=True)
     assert (ours.mean, ours.error) == pytest.approx((0, 0))
 
 
@@ -338,7 +303,7 @@ def test_a_slow_replicate_hides_nothing_that_every_replicate_shows():
     """A host that is twice as slow in one of three processes, and a candidate that is 1.6 times as fast in each."""
     baseline = [speed * noisy(50, 50, seed, 0.05) for seed, speed in ((1, 1.0), (2, 1.1), (3, 2.0))]
     candidate = [speed * noisy(50 / 1.6, 50, seed, 0.05) for seed, speed in ((4, 1.0), (5, 1.1), (6, 2.0))]
-    assert bootstrap.scatter_of_placements([baseline, candidate], paired=False).pvalue > 0.05
+    assert stats._scatter_of_placements([baseline, candidate], paired=False).pvalue > 0.05
     assert stats.verdict(baseline, candidate, paired=True, resamples=200).decision == "faster"
     assert stats.verdict(baseline, candidate, resamples=200).decision == "inconclusive"
 
@@ -362,15 +327,6 @@ def test_the_interval_of_a_duration_over_two_replicates_that_differ_lies_above_0
     assert 0 < ours.low < 95 < 102 < ours.high
 
 
-def test_replicates_that_agree_by_chance_promise_no_certainty():
-    replicates = [noisy(100, seed=seed) for seed in range(3)]
-    ours, one = stats.bootstrap_ci(replicates), stats.bootstrap_ci(replicates[0])
-    assert ours.high - ours.low > (one.high - one.low) / math.sqrt(3) / 3
-    others = [noisy(100, seed=seed) for seed in range(3, 6)]
-    ratio = stats.ratio_ci(replicates, others, paired=True)
-    assert 0.001 < math.log(ratio.high / ratio.low) < 0.01
-
-
 # ------------------------------------------------------------------------------------------------------ effect size
 
 
@@ -383,22 +339,6 @@ def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
     assert stats.cliffs_delta(baseline, candidate) == pytest.approx(expected, abs=1e-12)
     # Replicates are pooled.
     assert stats.cliffs_delta([baseline[:1], baseline[1:]], candidate) == stats.cliffs_delta(baseline, candidate)
-
-
-@pytest.mark.parametrize(
-    ("word", "deltas"),
-    [
-        ("negligible", (0, -0.1469)),
-        ("small", (0.147, -0.3299)),
-        ("medium", (0.33, 0.4739)),
-        ("large", (-0.474, 1)),
-    ],
-)
-def test_a_delta_has_a_word(word, deltas):
-    assert {stats.magnitude(delta) for delta in deltas} == {word}
-    for beyond in (1.01, -2, math.nan):
-        with pytest.raises(ValueError, match="must lie in"):
-            stats.magnitude(beyond)
 
 
 def test_hedges_g_by_hand():
@@ -440,7 +380,7 @@ def test_the_p_value_that_decides_counts_a_replicate_once(paired):
     logs = np.log(medians)
     test = scipy.stats.ttest_rel(*logs) if paired else scipy.stats.ttest_ind(*logs, equal_var=False)
     assert stats.mann_whitney(*sides).pvalue < 1e-10
-    placed = bootstrap.scatter_of_placements(sides, paired).pvalue
+    placed = stats._scatter_of_placements(sides, paired).pvalue
     assert stats.difference_pvalue(*sides, paired=paired) == pytest.approx(max(test.pvalue, placed))
     assert max(test.pvalue, placed) > 0.05
 
@@ -448,7 +388,7 @@ def test_the_p_value_that_decides_counts_a_replicate_once(paired):
 def test_the_p_value_that_decides_is_no_smaller_than_mann_whitneys():
     sides = [[noisy(100, 10, seed, 0.2) for seed in seeds] for seeds in ((1, 2, 3), (4, 5, 6))]
     sides[1] = [replicate * 0.99 for replicate in sides[1]]
-    assert bootstrap.scatter_of_log_ratio(sides, paired=True).pvalue < 1e-6
+    assert stats._scatter_of_log_ratio(sides, paired=True).pvalue < 1e-6
     assert stats.difference_pvalue(*sides, paired=True) == stats.mann_whitney(*sides).pvalue
 
 
@@ -554,15 +494,7 @@ def test_lag1_by_hand():
 @properties
 @given(latencies.filter(lambda samples: len(samples) > 2 and np.ptp(samples) > 0))
 def test_lag1_is_that_of_statsmodels(samples):
-    assert stats.lag1(samples) == acf(np.array(samples), nlags=1, fft=False)[1]
-
-
-@properties
-@given(latencies, st.lists(st.floats(0, 1), min_size=1, max_size=4))
-def test_medians_and_quantiles_are_those_of_numpy_to_the_last_digit(samples, shares):
-    samples = np.array(samples)
-    assert bootstrap.sample_median(samples) == np.median(samples)
-    np.testing.assert_array_equal(bootstrap.quantiles(samples, *shares), np.quantile(samples, shares))
+    assert stats.lag1(samples) == pytest.approx(acf(np.array(samples), nlags=1, fft=False)[1], abs=1e-12)
 
 
 @properties

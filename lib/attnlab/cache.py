@@ -19,6 +19,9 @@ from attnlab.runs import schema
 SOURCES = ("stats.py", "frames.py", "base/rules.py", "runs/consistency.py", "runs/tables.py")
 """The files whose change makes every kept frame useless."""
 
+MOST_KEPT = 60
+"""So many files are kept of a run, the newest."""
+
 
 def kept(run: str, what: str, *content: pd.DataFrame, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
     """What `make()` gives, or what it gave before for the same content; `what` names function and arguments."""
@@ -75,6 +78,9 @@ def _write(file: Path, frame: pd.DataFrame) -> None:
     try:
         file.parent.mkdir(exist_ok=True)
         files.write_atomically(file, buffer.getvalue())
+        newest_first = sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in newest_first[MOST_KEPT:]:
+            old.unlink(missing_ok=True)
     except OSError:
         return
 

@@ -246,7 +246,8 @@ class Estimate:
     resampled: Array
     """Empty for blocks."""
     scatter: Scatter | None
-    is_log: bool = True
+    unit: float | None = 1.0
+    """`scatter` is that of logarithms over this; None: of the blocks' medians as they are."""
 
     def interval(self, confidence: float) -> Interval:
         """The interval; it includes the estimate and the floor."""
@@ -256,8 +257,8 @@ class Estimate:
         else:
             reach = self.scatter.reach(confidence)
             low, high = self.scatter.mean - reach, self.scatter.mean + reach
-            if self.is_log:
-                low, high = math.exp(low), math.exp(high)
+            if self.unit:
+                low, high = self.unit * math.exp(low), self.unit * math.exp(high)
         estimate = self.floor.estimate
         return Interval(
             estimate, float(min(low, estimate, self.floor.low)), float(max(high, estimate, self.floor.high))
@@ -270,9 +271,10 @@ def _estimate_median(samples: Samples, resamples: int, seed: int, tick: float) -
     if cut is None:
         pooled = np.concatenate(side)
         return Estimate(floor, _resampled_medians([pooled], resamples, seed, paired=False)[0], None)
-    is_log = min(block.min() for block in side) > 0
     centres = _medians_of(cut[0])
-    return Estimate(floor, np.empty(0), Scatter.of(np.log(centres) if is_log else centres), is_log)
+    # Over the estimate: blocks that are all the same then have exactly their own value as their interval.
+    unit = floor.estimate if min(block.min() for block in side) > 0 else None
+    return Estimate(floor, np.empty(0), Scatter.of(np.log(centres / unit) if unit else centres), unit)
 
 
 def _estimate_ratio(
