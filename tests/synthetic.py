@@ -7,8 +7,8 @@ its latency, `STEP` of it apart, in an order that mixes them: `ROUNDS` of them i
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnlab import frames
 from attnlab.base import rules
-from attnlab.infer import cases, results
-from attnlab.runs import read
+from attnlab.runs import read, schema
 from attnlab.runs import write as runs_write
 from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape
@@ -29,12 +29,8 @@ STEP = 1e-4
 LAUNCHES = 10
 TICK_US = 0.032
 GAP_US = 5.0
-UNIFORM = (ROUNDS**2 - 1) / 12  # variance of 0, 1, ... ROUNDS - 1
 
 TARGET = Shape(2, 4, 128, 64)
-CONSTANT = Shape(2, 4, 64, 64, causal=True)
-ONE_BATCH = Shape(1, 4, 128, 64)
-EIGHT_HEADS = Shape(2, 8, 128, 64)
 LONG = Shape(2, 4, 256, 64)
 SHORT = Shape(2, 4, 32, 64)
 
@@ -58,34 +54,11 @@ STUDY: dict[str, Any] = {
 }
 AT_TARGET: dict[str, Any] = {"timings": STUDY["timings"][:1], "sweeps": {"seq_len": [AXES | {"seq_len": 128}]}}
 """Fields of a study of the target alone, for what does not depend on how many shapes there are."""
-# Relative to the baseline.
 PACE = {"sdpa.auto": 1.0, "sdpa.flash": 0.8, "sdpa.cudnn": 1.005, "sdpa.efficient": 1.5, "sdpa.math": 4.0}
-FATES = {
-    ("sdpa.math", LONG): ("out of memory", "tried to allocate 2.00 GiB"),
-    ("sdpa.cudnn", SHORT): ("skipped", "cuDNN takes no sequence this short"),
-    ("sdpa.math", CONSTANT): ("failed", "before timing, call: error against float64: max 5.00e-03"),
-    ("sdpa.math", EIGHT_HEADS): ("failed after timing", "after timing, graph: error against float64: max 5.00e-03"),
-}
-# What the rungs of `LADDER` are to gain over the one before, and what each needs: registers, bytes of shared memory,
-# and CTAs that fit a multiprocessor.
-RUNGS: dict[str, dict[str, Any]] = {
-    "naive": {"after": "", "expected_speedup": 1.0, "needs": (40, 0, 16)},
-    "tiled": {"after": "naive", "expected_speedup": 2.5, "needs": (96, 16384, 5)},
-    "mma": {"after": "tiled", "expected_speedup": 3.0, "needs": (128, 32768, 4)},
-    "swizzled": {"after": "mma", "expected_speedup": 5.0, "needs": (168, 49152, 3)},
-    "pipelined": {"after": "swizzled", "expected_speedup": 1.2, "needs": (168, 65536, 3)},
-    "wgmma": {"after": "pipelined", "expected_speedup": 1.3, "needs": (168, 131072, 1)},
-}
-PACE |= {"kernel.naive": 10.0, "kernel.tiled": 4.0, "kernel.mma": 5.0, "kernel.swizzled": 1.25} | {
-    "kernel.pipelined": 1.0, "kernel.wgmma": 0.9
-}  # fmt: skip
-PACE |= {"peer.flex": 2.0, "peer.flash4": 0.95, "dispatch.attend": 1.0, "kernel.best": 0.76}
-ROWS = 64
-"""Query rows of a rung's work item."""
-PERSISTENT = "wgmma"
-L4_SHAPES = [Shape(b, h, s, 64, causal=True) for b, h, s in ((1, 1, 128), (4, 8, 128), (8, 8, 128), (8, 8, 256))] + [
-    Shape(16, 8, 512, 64, causal=True)
-]
+PACE |= {"kernel.naive": 10.0, "kernel.tiled": 4.0, "kernel.mma": 5.0, "kernel.best": 0.76, "peer.flex": 2.0}
+"""Latencies relative to the baseline."""
+RUNGS = {"naive": "", "tiled": "naive", "mma": "tiled"}
+"""The kernels of a ladder, each with the one before it."""
 CEILINGS = {"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s"), "l2": (400.0, "GB/s")} | {
     "exponentials": (100.0, "Gexp/s")
 }
@@ -112,15 +85,12 @@ class Recipe:
     device: str = "NVIDIA H200"
     study: dict[str, Any] | None = None
     ceilings: dict[str, tuple[float | None, str]] | None = None
-    fates: Fates | None = None
+    fates: Fates = field(default_factory=dict)
+    """What became of cases that were not measured."""
     shapes: int | None = None
     """Only so many shapes of the first replicate were recorded: the run is not complete."""
-    counters: dict[str, list[dict[str, Any]]] | None = None
-    """Of each implementation that was profiled at the target: its launches, a ``function`` and its metrics each."""
     latencies_us: dict[tuple[str, Shape], float] | None = None
     """Latencies of cases that differ from `latency_us`."""
-    cards: tuple[tuple[str, float], ...] = ()
-    """The card of each replicate, and how many times as long everything takes in it."""
     control_pace: float | None = None
     """The baseline was measured against itself, and took so many times as long the second time."""
 
@@ -140,10 +110,6 @@ class Recipe:
 
 def latency_us(name: str, shape: Shape) -> float:
     """The latency in the middle of the samples of a case on the device's clock."""
-    if (name, shape) == ("sdpa.flash", SHORT):
-        return 1.2  # faster than the copy ceiling allows
-    if (name, shape) == ("sdpa.efficient", ONE_BATCH):
-        return 20.6  # 3 % more than the baseline, in noise of ±39 %
     half = 2 if shape.causal else 1
     return 40 * PACE[name] * shape.batch * shape.heads * shape.seq_len**2 / (8 * 128**2) / half
 
@@ -151,12 +117,8 @@ def latency_us(name: str, shape: Shape) -> float:
 def latencies_us(name: str, shape: Shape, clock: str) -> np.ndarray:
     """The samples of one replicate in the order of the rounds."""
     mixed = np.arange(ROUNDS) * 7 % ROUNDS - (ROUNDS - 1) / 2
-    noise = {("sdpa.auto", CONSTANT): 0.0, ("sdpa.efficient", ONE_BATCH): 0.02}.get((name, shape), STEP)
-    return latency_us(name, shape) + GAP_US * (clock == "eager") + noise * latency_us(name, shape) * mixed
-
-
-def peak_bytes(name: str, shape: Shape) -> int:
-    return shape.bytes * (2 if name == "sdpa.math" else 1)
+    middle = latency_us(name, shape)
+    return middle + GAP_US * (clock == "eager") + STEP * middle * mixed
 
 
 @contextmanager
@@ -168,162 +130,8 @@ def folders() -> Iterator[Path]:
         yield Path(name)
 
 
-ORDINARY = Recipe()
-
-
-@cache
-def inferred() -> results.Results:
-    """The ordinary run: an H200 with every kind of case."""
-    return infer(ORDINARY)
-
-
-@cache
-def climbed() -> results.Results:
-    """A run with kernels: one is slower than the one before it, one is refused at the target, one skips a length."""
-    return infer(LADDER)
-
-
-@cache
-def led() -> results.Results:
-    """A run in which `kernel.best` is beside SDPA's backends and a peer, and `sdpa.flash` failed at the target."""
-    named = ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "peer.flash4", "kernel.wgmma", "kernel.best"]
-    study = LADDER.study | {"implementations": named, "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}}
-    return infer(Recipe(study=study, fates={("sdpa.flash", TARGET): ("failed", "before timing")}))
-
-
-@cache
-def chosen() -> results.Results:
-    """A run to choose a backend by: a grid, grouped heads, decoding, many lengths, training, and peers."""
-    return infer(CHOICES)
-
-
-@cache
-def valued() -> results.Results:
-    """A run of several kinds of values: one candidate's verdict turns with them, and one's does not."""
-    return infer(VALUED)
-
-
-@cache
-def lonely() -> results.Results:
-    """A run on a CPU of which the datasheets know nothing: one implementation, one clock, no telemetry."""
-    return infer(LONELY)
-
-
-@cache
-def controlled() -> results.Results:
-    """The ordinary run, whose baseline takes as long when it is measured again."""
-    return infer(Recipe(control_pace=1.0))
-
-
-@cache
-def biased() -> results.Results:
-    """The baseline takes 3 % longer the second time: that much, this machine makes of nothing."""
-    return infer(Recipe(control_pace=1.03))
-
-
-@cache
-def unclaimable() -> results.Results:
-    """One candidate, faster by too little for a claim."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PACE, "sdpa.flash", 0.95)
-        return few("sdpa.flash")
-
-
-@cache
-def contradicted() -> results.Results:
-    """One candidate at the target, faster by the device clock and slower with the launch."""
-    of = infer(Recipe(study=AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.flash"], "timings": STUDY["timings"]}))
-    slow = of.run.samples["implementation"].eq("sdpa.flash") & of.run.samples["clock"].eq("eager")
-    run = replace(of.run, samples=of.run.samples.assign(latency_us=of.run.samples["latency_us"] + 20.0 * slow))
-    return results.Results(run, cases.infer(run))
-
-
-def few(*names: str) -> results.Results:
-    """Few candidates at `TARGET` and `ONE_BATCH`, under one timing."""
-    study = {"implementations": ["sdpa.auto", *names], "timings": STUDY["timings"][:1]}
-    return infer(Recipe(study=study | {"sweeps": {"batch": STUDY["sweeps"]["batch"]}}, fates={}))
-
-
-def of_values(*names: str) -> results.Results:
-    """Few candidates of `VALUED`, at the target alone."""
-    return infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
-
-
-def changed(of: results.Results, table: pd.DataFrame | None = None, **fields: Any) -> results.Results:
-    """Results with these fields of their run in place of its own; of a manifest, with these entries."""
-    manifest = of.run.manifest | fields.pop("manifest", {})
-    run = replace(of.run, manifest=manifest, **fields)
-    return results.Results(run, of.table if table is None else table)
-
-
-def bare(name: str) -> results.Results:
-    """A run on the disk without inference, for what rests on samples alone."""
-    return results.Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))
-
-
 CPU = {"device": "cpu", "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}]}
-LADDER = Recipe(
-    study={
-        "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", *(f"kernel.{name}" for name in RUNGS)],
-        "timings": STUDY["timings"][:1],
-        "sweeps": {name: STUDY["sweeps"][name] for name in ("seq_len", "causal seq_len")}
-        | {"causal small": [shape.axes for shape in L4_SHAPES]},
-    },
-    fates={
-        ("kernel.pipelined", TARGET): ("failed", "before timing, call: error against float64: max 5.00e-03"),
-        ("kernel.naive", LONG): ("skipped", "one call takes 31 ms, longer than longest_call_ms = 20"),
-        ("kernel.tiled", L4_SHAPES[0]): ("skipped", "no such shape"),
-    },
-)
-BACKENDS = ["sdpa.auto", "sdpa.flash", "sdpa.math", "peer.flex", "peer.flash4"]
-HALF, DOUBLE, CHEAP = Shape(2, 4, 64, 64), Shape(2, 4, 256, 64), Shape(4, 8, 64, 64)
-PLAIN, PAIRS, SHARED = (Shape(2, 4, 128, 64, causal=True, kv_heads=heads) for heads in (4, 2, 1))
-NEAR, FAR = (Shape(2, 4, 1, 64, kv_heads=1, kv_len=keys) for keys in (256, 1024))
-PACKED, LOST = (Shape(4, 4, length, 64, causal=True, lengths="spread") for length in (128, 256))
-TRAINED = Shape(2, 4, 128, 64, causal=True, direction="training")
 GONE = ("failed", "before timing, call: error against float64: max 5.00e-03")
-# Of the baseline; the others by their pace.
-BASE_US = {NEAR: 3.328, FAR: 26.3168, PACKED: 10.0, TRAINED: 100.0}
-CHOICES = Recipe(
-    study={
-        "implementations": BACKENDS,
-        "sweeps": {
-            "seq_len": [AXES | {"seq_len": [64, 128, 256]}],
-            "batch": [AXES | {"batch": [1, 2, 4], "seq_len": 128}],
-            "grid seq_len": [AXES | {"batch": [2, 4], "heads": [4, 8], "seq_len": [64, 128]}],
-            "grouped kv_heads": [AXES | {"seq_len": 128, "causal": True, "kv_heads": [4, 2, 1]}],
-            "decode kv_len": [AXES | {"seq_len": 1, "kv_heads": 1, "kv_len": [256, 1024]}],
-            "end to end seq_len": [AXES | {"batch": 4, "seq_len": [128, 256], "causal": True, "lengths": "spread"}],
-            "padded seq_len": [AXES | {"batch": 4, "seq_len": [128, 256], "causal": True}],
-            "training seq_len": [AXES | {"seq_len": 128, "causal": True, "direction": "training"}],
-        },
-    },
-    latencies_us={(name, shape): us * PACE[name] for name in BACKENDS for shape, us in BASE_US.items()}
-    | {
-        ("sdpa.math", HALF): 8.0,  # as long as flash
-        ("sdpa.flash", DOUBLE): 200.0,  # longer than the baseline
-        ("peer.flex", DOUBLE): 200.0,  # the least by which it is slower
-        ("sdpa.flash", CHEAP): 25.6,  # 100 ns a token
-        ("sdpa.flash", PAIRS): 8.0,
-        ("sdpa.flash", SHARED): 4.0,
-    },
-    fates={(name, LOST): GONE for name in BACKENDS}
-    | {
-        ("peer.flex", NEAR): ("out of memory", "tried to allocate 2.00 GiB"),
-        ("peer.flex", FAR): ("out of memory", "tried to allocate 2.00 GiB"),
-        ("peer.flash4", TRAINED): ("skipped", "no gradients on this device"),
-        ("peer.flash4", DOUBLE): ("failed", "before timing, call: error against float64: max 7.00e-03"),
-        ("sdpa.auto", PACKED): GONE,
-    },
-)
-# By implementation, on each kind of values at the target; None where it failed.
-VALUED_US: dict[str, dict[str, float | None]] = {
-    "sdpa.auto": {"normal": 40.0, "sd 4": 40.0, "sink 8": 40.0, "rising 24": 40.0, "zeros": 30.0},
-    "sdpa.flash": {"normal": 25.0, "sd 4": 32.0, "sink 8": 40.0, "rising 24": 50.0, "zeros": 12.0},
-    "sdpa.cudnn": {"normal": 32.0, "sd 4": 33.0, "sink 8": 32.0, "rising 24": 32.0, "zeros": 24.0},
-    "sdpa.efficient": {"normal": 20.0, "sd 4": 20.0, "sink 8": None, "rising 24": 20.0, "zeros": 10.0},
-    "sdpa.math": {"normal": None, "sd 4": None, "sink 8": None, "rising 24": None, "zeros": 10.0},
-}
 
 
 def of_kinds(us: dict[str, dict[str, float | None]], **study: Any) -> Recipe:
@@ -343,16 +151,6 @@ def of_kinds(us: dict[str, dict[str, float | None]], **study: Any) -> Recipe:
     )
 
 
-VALUED = of_kinds(
-    VALUED_US,
-    sweeps={
-        "values": [AXES | {"seq_len": 128, "values": list(VALUED_US["sdpa.auto"])}],
-        "long values": [AXES | {"seq_len": 256, "values": ["sd 4", "normal"]}],
-        "seq_len": [AXES | {"seq_len": [64, 128]}],
-        "training seq_len": [AXES | {"seq_len": 128, "direction": "training"}],
-        "end to end seq_len": [AXES | {"seq_len": 128, "lengths": "spread"}],
-    },
-)
 LONELY = Recipe(
     device="Imaginary X1",
     study=CPU | {"implementations": ["sdpa.auto"], "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}},
@@ -361,41 +159,34 @@ LONELY = Recipe(
 )
 
 
-def infer(recipe: Recipe) -> results.Results:
-    """A run by a recipe, and what is inferred from it, in this process: once for all who ask. Not to be changed."""
+def infer(recipe: Recipe) -> schema.Run:
+    """A run by a recipe as `frames.load` gives it, in this process: once for all who ask. Not to be changed."""
     # What tests patch for a while makes another run of the same recipe.
     key = (repr(recipe), repr(PACE), _samples, _read)
     if key not in _INFERRED:
         with folders():
             write("synthetic", recipe)
             # What no run may hold is asked once, of each recipe here that has a name: tests/runs/test_bad_runs.py.
-            read._JUDGED.add(read.read_manifest("synthetic")["seal"])
-            run = read.load("synthetic")
-        _INFERRED[key] = results.Results(run, cases.infer(run))
+            read.JUDGED.add(read.read_manifest("synthetic")["seal"])
+            _INFERRED[key] = frames.with_blocks(read.load("synthetic"))
     return _INFERRED[key]
 
 
-_INFERRED: dict[Any, results.Results] = {}
+_INFERRED: dict[Any, schema.Run] = {}
 
 
-def write(name: str, recipe: Recipe = ORDINARY) -> None:
+def write(name: str, recipe: Recipe = Recipe()) -> None:
     """Write the folder of a run."""
     study = recipe.parsed
-    fates = FATES if recipe.fates is None else recipe.fates
     stated = manifest(recipe, study)
     told_last = {"profile": stated.pop("profile")}
     runs_write.create(name, stated)
     complete = recipe.shapes is None
     shapes = list(enumerate(study.shapes))[: recipe.shapes]
     places = [(replicate, *shape) for replicate in range(study.replicates if complete else 1) for shape in shapes]
-    parts = [part for place in places for part in _shape(study, recipe, fates, *place)]
-    for implementation, launches in (recipe.counters or {}).items():
-        rows = _profile(implementation, study.target_shape, launches)
-        parts.append(("profile", implementation.replace(".", "-"), rows))
+    parts = [part for place in places for part in _shape(study, recipe, *place)]
     rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates if complete else 1)]
     processes = pd.DataFrame(rows).assign(setup_seconds=1.0, **_machine(recipe))
-    if recipe.cards:
-        processes["card"] = [card for card, _ in recipe.cards][: len(processes)]
     parts = [*(_whole(parts) if complete else parts), ("processes", "all", processes)]
     for table, key, rows in parts:
         runs_write.add_part(name, table, key, rows)
@@ -422,18 +213,7 @@ def _machine(recipe: Recipe) -> dict[str, Any]:
     return card | {"cpu": "Imaginary C1", "governor": "performance", "host": "4d5e6f"}
 
 
-def _profile(implementation: str, shape: Shape, launches: list[dict[str, Any]]) -> pd.DataFrame:
-    where = {"implementation": implementation, **shape.axes}
-    rows = [
-        where | {"function": launch["function"], "launch": number, "metric": metric, "unit": "", "value": value}
-        for number, launch in enumerate(launches)
-        for metric, value in launch.items()
-        if metric != "function"
-    ]
-    return pd.DataFrame(rows)
-
-
-def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> dict[str, Any]:
+def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> dict[str, Any]:
     """A manifest as the measuring half writes it."""
     study = study or recipe.parsed
     gpu = recipe.kind == "cuda"
@@ -472,19 +252,17 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "ladder": [_rung(name) for name in RUNGS if f"kernel.{name}" in study.implementations],
         "dispatch": {},
         "kernels": {name: "7" * 64 for name in study.implementations if name.startswith("kernel.")},
-        "profile": {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
-        if recipe.counters
-        else {"tool": "", "why": "nothing was profiled", "command": ""},
+        "profile": {"tool": "", "why": "nothing was profiled", "command": ""},
     }
 
 
-def _shape(study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, index: int, shape: Shape) -> list[Part]:
+def _shape(study: studies.Study, recipe: Recipe, replicate: int, index: int, shape: Shape) -> list[Part]:
     """What a replicate records of a shape."""
     key = f"r{replicate:02d}-s{index:03d}"
     where = {"replicate": replicate, "process": f"p{replicate}"}
     subjects = study.implementations if recipe.control_pace is None else study.subjects
-    fate = {n: _fate(fates.get((n, shape), ("measured", "")), replicate) for n in subjects}
-    timed = [n for n in subjects if fate[n][0] == "measured" or "after" in fate[n][1]]
+    fate = {n: recipe.fates.get((n, shape), ("measured", "")) for n in subjects}
+    timed = [n for n in subjects if fate[n][0] == "measured"]
     there = [timing for timing in study.timings if timed and (recipe.kind == "cuda" or timing.clock == "eager")]
     parts = []
     for timing in there:
@@ -493,42 +271,33 @@ def _shape(study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, i
     checked = [n for n in subjects if fate[n][0] in ("measured", "failed")]
     rows = [row for n in checked for row in checks(n, shape, where, fate[n])]
     parts.append(("checks", key, pd.DataFrame(rows)))
-    kernels = [n for n in timed if n.removeprefix("kernel.") in RUNGS and fate[n][0] == "measured"]
+    kernels = [n for n in timed if n.removeprefix("kernel.") in RUNGS]
     if used := [_resources(n, shape, where) for n in kernels]:
         parts.append(("resources", key, pd.DataFrame(used)))
     return [*parts, ("cases", key, pd.DataFrame([case(n, shape, where, fate[n]) for n in subjects]))]
 
 
 def _rung(name: str) -> dict[str, Any]:
-    stated = {key: value for key, value in RUNGS[name].items() if key != "needs"}
     number = list(RUNGS).index(name) + 1
-    return stated | {
+    return {
         "name": name,
         "title": f"step {number}",
         "source": f"{number}_{name}.cu",
         "function": name,
+        "after": RUNGS[name],
         "hypothesis": f"Chosen, so that {name} takes as long as it does.",
+        "expected_speedup": 2.0,
         "dtypes": ["float16"],
         "architectures": ["sm_90"],
         "arguments": "pointers",
-        "persistent": name == PERSISTENT,
-        "tiles": [{"head_dim": 64, "rows": ROWS, "keys": 64, "threads": 128, "shared_bytes": RUNGS[name]["needs"][1]}],
+        "tiles": [{"head_dim": 64, "rows": 64, "keys": 64, "threads": 128, "shared_bytes": 0}],
     }
 
 
 def _resources(name: str, shape: Shape, where: dict[str, Any]) -> dict[str, Any]:
-    registers, shared_bytes, ctas_per_sm = RUNGS[name.removeprefix("kernel.")]["needs"]
-    items = -(-shape.seq_len // ROWS) * shape.batch * shape.heads
-    most = GPU["multiprocessors"] * ctas_per_sm if name == f"kernel.{PERSISTENT}" else items
-    return {"implementation": name, **shape.axes, **where, "function": name, "architecture": "sm_90"} | {
-        "registers": registers, "local_bytes": 0, "static_shared_bytes": 1024, "dynamic_shared_bytes": shared_bytes
-    } | {"threads": 128, "ctas": min(items, most), "ctas_per_sm": ctas_per_sm}  # fmt: skip
-
-
-def _fate(fate: Fate, replicate: int) -> Fate:
-    if not fate[0].endswith(" after timing"):
-        return fate
-    return (fate[0].removesuffix(" after timing"), fate[1]) if replicate == 0 else ("measured", "")
+    needs = {"registers": 40, "local_bytes": 0, "static_shared_bytes": 1024, "dynamic_shared_bytes": 0}
+    launched = {"function": name, "architecture": "sm_90", "threads": 128, "ctas": 16, "ctas_per_sm": 4}
+    return {"implementation": name, **shape.axes, **where} | needs | launched
 
 
 def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, Any], recipe: Recipe) -> pd.DataFrame:
@@ -538,8 +307,7 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
         "position": recipe.parsed.subjects.index(name),
         "started_s": rounds / 100,
         "launches": LAUNCHES if timing.clock == "device" else 1,
-        "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe)
-        * (recipe.cards[where["replicate"]][1] if recipe.cards else 1),
+        "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe),
         "strain": 0.5,
         "sm_clock_mhz": 1980 - rounds if gpu else None,
         "power_w": 500.0 if gpu else None,
@@ -577,5 +345,5 @@ def case(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> dict[str
     measured = fate[0] == "measured"
     row = {"implementation": name, **shape.axes, **where, "status": fate[0], "reason": fate[1]}
     row |= {"kernels": f"void {name.split('.')[1]}_kernel<128>(float*)\nsecond" if measured else ""}
-    row |= {"peak_memory_bytes": peak_bytes(name, shape) if measured else 0}
+    row |= {"peak_memory_bytes": shape.bytes if measured else 0}
     return row | {"warmup_calls": 20 if measured else 0, "steady": measured, "alone_differing": None}

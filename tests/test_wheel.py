@@ -18,7 +18,7 @@ pytest.importorskip("hatchling")
 pytest.importorskip("torch")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 ALONE = ["--no-deps", "--no-index"]
-RECIPE = synthetic.Recipe(study=synthetic.AT_TARGET, fates={})
+RECIPE = synthetic.Recipe(study=synthetic.AT_TARGET)
 
 
 @pytest.fixture(scope="module")

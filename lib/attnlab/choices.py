@@ -22,6 +22,7 @@ from attnlab.study.implementations import FALLBACK
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
+from attnlab.study.values import ZEROS
 
 CLOCKS = [Timing(clock="eager", cache="warm"), Timing(clock="device", cache="warm")]
 """The timings that decide: what a program sees that calls, launch gap included, and one that replays graphs."""
@@ -146,9 +147,12 @@ class Part:
         """By plain shape: for each candidate and clock the verdict on its worst distribution."""
         found = frames.worst(frames.compare(self.run.samples, FALLBACK))
         found = found[found["candidate"].isin(self.names) & _is_under(found, self.timings)]
-        per_clock = found.groupby(["candidate", *PLAIN])["lacking"].transform(lambda each: len(each))
-        lacking = found.groupby(["candidate", *PLAIN])["lacking"].transform("max")
-        complete = found[(per_clock == len(self.timings)) & (lacking == 0)]
+        timed = self.run.samples[self.run.samples["implementation"] == FALLBACK]
+        wanted = timed[timed["values"] != ZEROS].groupby([*PLAIN, *TIMING])["values"].nunique().rename("wanted")
+        found = found.merge(wanted.reset_index(), on=[*PLAIN, *TIMING], how="left")
+        found["is_whole"] = ~(found["n"] < found["wanted"])
+        is_whole = found.groupby(["candidate", *PLAIN])["is_whole"]
+        complete = found[(is_whole.transform("size") == len(self.timings)) & is_whole.transform("all")]
         return {
             shape_of({**dict(zip(PLAIN, key, strict=True)), "values": "normal"}): rows
             for key, rows in complete.groupby(PLAIN)
@@ -284,7 +288,7 @@ def _costs(run: Run, chosen: Mapping[Shape, str], timing: Timing) -> pd.DataFram
     itself = frames.control(run.samples[_is_under(run.samples, [timing])], FALLBACK)
     smallest = itself.set_index(AXES)["smallest_effect"].to_dict()
     rows, pairs = [], []
-    for key, group in cases[cases["values"] != "zeros"].groupby(AXES, sort=False):
+    for key, group in cases[cases["values"] != ZEROS].groupby(AXES, sort=False):
         shape, medians = shape_of(dict(zip(AXES, key, strict=True))), group.set_index("implementation")["median_us"]
         if shape.plain not in chosen or FALLBACK not in medians:
             continue

@@ -27,7 +27,7 @@ PATIENCE_MS = 120_000
 @pytest.fixture
 def notebook(tmp_path, data) -> Path:
     """A copy of the notebook that shows a run whose candidate is 1.25 times as fast by one clock, 1.22 by the other."""
-    synthetic.write("flipping", Recipe(study={"implementations": ["sdpa.auto", "sdpa.flash"]}, fates={}))
+    synthetic.write("flipping", Recipe(study={"implementations": ["sdpa.auto", "sdpa.flash"]}))
     notebook = nbformat.read(paths.NOTEBOOKS / "10_explore.ipynb", as_version=4)
     (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     parameters.source = 'run, study, device = "flipping", "quick", "none"'

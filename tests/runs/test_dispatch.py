@@ -5,17 +5,16 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import synthetic
 import yaml
 from conftest import choice, table, tiny_study, told
 from synthetic import AXES, GAP_US, LONG, SHORT, TARGET, Recipe, of_kinds
 
-from attnlab import __main__
+from attnlab import __main__, choices, frames
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.infer import choices, results
-from attnlab.infer.stats import Interval
 from attnlab.measure.session import record
 from attnlab.runs import dispatch, read, schema
 from attnlab.runs.dispatch import Choice, Dispatch
@@ -38,7 +37,7 @@ KINDS = FEW | {
 
 def recipe(**study):
     """An H200's run with a baseline that equals its control; every implementation was measured everywhere."""
-    return Recipe(control_pace=1.0, study={"sweeps": FEW} | study, fates={})
+    return Recipe(control_pace=1.0, study={"sweeps": FEW} | study)
 
 
 def chosen(made: Dispatch) -> dict[Shape, str]:
@@ -73,15 +72,15 @@ def test_what_attend_does_not_serve_has_no_place_in_it(made):
 
 def test_a_lower_median_alone_is_not_enough(monkeypatch):
     monkeypatch.setitem(synthetic.PACE, "sdpa.cudnn", 0.99)  # faster, and equivalent by the margin of 2 %
-    inferred = synthetic.infer(recipe(implementations=["sdpa.auto", "sdpa.cudnn"]))
-    medians = inferred.at(LONG, EAGER)["median_us"]
-    assert medians["sdpa.cudnn"] < medians["sdpa.auto"]
-    assert inferred.compare("sdpa.cudnn", LONG, EAGER).decision == "equivalent"
-    assert set(chosen(choices.table(inferred)).values()) == {"sdpa.auto"}
+    run = synthetic.infer(recipe(implementations=["sdpa.auto", "sdpa.cudnn"]))
+    verdicts = frames.compare(run.samples, "sdpa.auto")
+    assert (verdicts["candidate_us"] < verdicts["baseline_us"]).all()
+    assert set(verdicts["decision"]) == {"equivalent"}
+    assert set(chosen(choices.table(run)).values()) == {"sdpa.auto"}
 
 
 def test_what_the_control_can_not_tell_from_noise_is_not_chosen():
-    noisy = Recipe(control_pace=2.5, study={"sweeps": FEW}, fates={})
+    noisy = Recipe(control_pace=2.5, study={"sweeps": FEW})
     assert set(chosen(choices.table(synthetic.infer(noisy))).values()) == {"sdpa.auto"}
 
 
@@ -104,20 +103,18 @@ def test_what_is_slower_by_one_clock_is_not_chosen_and_what_one_can_not_tell_apa
         return pace(name, shape, clock, recipe) + more_us * (name == "sdpa.flash" and clock == "eager")
 
     monkeypatch.setattr(synthetic, "_read", slow_to_launch)
-    inferred = synthetic.infer(recipe())
-    assert inferred.compare("sdpa.flash", TARGET, DEVICE).decision == "faster"
-    made = choices.table(inferred)
+    made = choices.table(synthetic.infer(recipe()))
     assert chosen(made)[TARGET] == expected
     assert made.choices[1].speedups["sdpa.flash"] == pytest.approx(speedup, rel=0.01)
 
 
 @pytest.mark.parametrize(("eager", "expected"), [("inconclusive", "sdpa.flash"), ("slower", "kernel.best")])
 def test_of_several_the_one_that_is_fastest_over_the_clocks_is_chosen(eager, expected):
-    def verdict(speedup: float, decision: str = "faster") -> SimpleNamespace:
-        return SimpleNamespace(speedup=Interval(speedup, speedup, speedup), decision=decision)
-
-    verdicts = {"sdpa.flash": [verdict(1.8), verdict(0.95, eager)], "kernel.best": [verdict(1.1), verdict(1.2)]}
-    assert choices.fastest(verdicts)[0] == expected
+    rows = [("sdpa.flash", 1.8, "faster"), ("sdpa.flash", 0.95, eager)]
+    rows += [("kernel.best", 1.1, "faster"), ("kernel.best", 1.2, "faster")]
+    name, least = choices.fastest(pd.DataFrame(rows, columns=["candidate", "speedup", "decision"]))
+    assert name == expected
+    assert least["sdpa.flash"]["speedup"] == 0.95
 
 
 def test_a_run_of_one_clock_goes_by_that():
@@ -136,27 +133,27 @@ def test_peers_are_not_chosen_however_fast(monkeypatch):
 @pytest.fixture
 def with_kernel(monkeypatch):
     """A run in which a kernel is the fastest; the ladder is the one that it was recorded with."""
-    monkeypatch.setitem(synthetic.PACE, "kernel.wgmma", 0.6)
-    hashes = {"kernel.wgmma": "7" * 64}
+    monkeypatch.setitem(synthetic.PACE, "kernel.mma", 0.6)
+    hashes = {"kernel.mma": "7" * 64}
     monkeypatch.setattr(ladder, "hashes", lambda rungs=None: dict(hashes))
-    subjects = ["sdpa.auto", "sdpa.flash", "kernel.wgmma"]
-    inferred = synthetic.infer(recipe(implementations=subjects, sweeps={"seq_len": [AXES | {"seq_len": [128, 256]}]}))
-    return inferred, hashes
+    subjects = ["sdpa.auto", "sdpa.flash", "kernel.mma"]
+    run = synthetic.infer(recipe(implementations=subjects, sweeps={"seq_len": [AXES | {"seq_len": [128, 256]}]}))
+    return run, hashes
 
 
 def test_a_kernel_is_chosen_with_its_source(with_kernel):
     made = choices.table(with_kernel[0])
-    assert made.sources == {"kernel.wgmma": "7" * 64}
-    assert made.choose(TARGET) == chosen(made)[TARGET] == "kernel.wgmma"
+    assert made.sources == {"kernel.mma": "7" * 64}
+    assert made.choose(TARGET) == chosen(made)[TARGET] == "kernel.mma"
 
 
-@pytest.mark.parametrize("now", [{"kernel.wgmma": "8" * 64}, {}])
+@pytest.mark.parametrize("now", [{"kernel.mma": "8" * 64}, {}])
 def test_a_kernel_that_changed_since_the_run_or_the_table_is_not_called(with_kernel, now):
-    inferred, hashes = with_kernel
-    made = choices.table(inferred)
+    run, hashes = with_kernel
+    made = choices.table(run)
     hashes.clear()
     hashes.update(now)
-    assert chosen(choices.table(inferred))[TARGET] == "sdpa.flash"
+    assert chosen(choices.table(run))[TARGET] == "sdpa.flash"
     assert made.choose(TARGET) == "sdpa.auto"
     assert made.choose(TARGET.resized(seq_len=192)) == "sdpa.flash"  # which was there too
 
@@ -174,21 +171,21 @@ STEADY, FAST = (dict.fromkeys(("normal", "sd 4", "rising 24"), us) for us in (40
 
 @pytest.fixture
 def known_kernels(monkeypatch):
-    monkeypatch.setattr(ladder, "hashes", lambda rungs=None: {"kernel.wgmma": "7" * 64})
+    monkeypatch.setattr(ladder, "hashes", lambda rungs=None: {"kernel.mma": "7" * 64})
 
 
 @pytest.mark.parametrize(
     ("us", "expected"),
     [
-        ({"kernel.wgmma": FAST}, "kernel.wgmma"),
-        ({"kernel.wgmma": STEADY | {"normal": 20.0, "rising 24": 60.0}}, "sdpa.auto"),  # slower on one kind
-        ({"kernel.wgmma": STEADY | {"normal": 20.0, "sd 4": 20.0}}, "sdpa.auto"),  # as fast on one kind
-        ({"sdpa.flash": dict.fromkeys(STEADY, 30.0), "kernel.wgmma": FAST | {"sd 4": None}}, "sdpa.flash"),  # failed
-        ({"kernel.wgmma": FAST | {"normal": None}}, "sdpa.auto"),
+        ({"kernel.mma": FAST}, "kernel.mma"),
+        ({"kernel.mma": STEADY | {"normal": 20.0, "rising 24": 60.0}}, "sdpa.auto"),  # slower on one kind
+        ({"kernel.mma": STEADY | {"normal": 20.0, "sd 4": 20.0}}, "sdpa.auto"),  # as fast on one kind
+        ({"sdpa.flash": dict.fromkeys(STEADY, 30.0), "kernel.mma": FAST | {"sd 4": None}}, "sdpa.flash"),  # failed
+        ({"kernel.mma": FAST | {"normal": None}}, "sdpa.auto"),
         (  # the fastest is the one with the best worst kind
             {
                 "sdpa.flash": {"normal": 30.0, "sd 4": 31.0, "rising 24": 30.0},
-                "kernel.wgmma": {"normal": 10.0, "sd 4": 10.0, "rising 24": 35.0},
+                "kernel.mma": {"normal": 10.0, "sd 4": 10.0, "rising 24": 35.0},
             },
             "sdpa.flash",
         ),
@@ -222,7 +219,7 @@ def test_the_speedup_is_that_on_the_worst_kind():
     ("changes", "said"),
     [
         (
-            Recipe(device="Imaginary X1", study=synthetic.CPU | {"sweeps": FEW}, fates={}),
+            Recipe(device="Imaginary X1", study=synthetic.CPU | {"sweeps": FEW}),
             "the run 'synthetic' was recorded on a CPU, where `attend` is SDPA: name one of a GPU",
         ),
         (
@@ -365,13 +362,13 @@ def test_only_what_a_verdict_says_is_certain_of_what_choices_cost(monkeypatch):
 def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypatch):
     now = SimpleNamespace(running=lambda shape: "new" if shape == TARGET else "old")
     monkeypatch.setattr(tuning, "load", lambda device_name: now)
-    monkeypatch.setattr(choices.rungs, "stale", lambda run: {"kernel.best": None})
+    monkeypatch.setattr(choices, "stale", lambda run: {"kernel.best": None})
     drawn = TARGET.resized(seq_len=192)
     monkeypatch.setattr(studies.drawn, "draw", lambda count, seed: [drawn][:count])
     run = synthetic.infer(recipe(implementations=["sdpa.auto", "kernel.best"], drawn={"shapes": 1, "seed": 1}))
     assert set(chosen(choices.table(run)).values()) == {"sdpa.auto"}
     ran = [choice(shape, instance="old") for shape in (SHORT, TARGET, LONG)]
-    before = table(*ran, seal=f"other,{run.run.manifest['seal']}")
+    before = table(*ran, seal=f"other,{run.manifest['seal']}")
     made = choices.table(run, before=before)
     assert chosen(made) == {SHORT: "kernel.best", LONG: "kernel.best"}
     assert made.regret == []  # what it ran at the drawn shape is not known
@@ -385,7 +382,7 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypat
 
 def test_a_run_counts_at_the_shapes_at_which_best_runs_what_it_ran(monkeypatch):
     monkeypatch.setattr(tuning, "load", lambda device_name: SimpleNamespace(running=lambda shape: "one"))
-    monkeypatch.setattr(choices.rungs, "stale", lambda run: {"kernel.best": frozenset([TARGET])})
+    monkeypatch.setattr(choices, "stale", lambda run: {"kernel.best": frozenset([TARGET])})
     run = synthetic.infer(recipe(implementations=["sdpa.auto", "kernel.best"]))
     assert chosen(choices.table(run)) == {SHORT: "kernel.best", LONG: "kernel.best"}
 
@@ -402,7 +399,7 @@ def test_runs_make_one_table_in_which_the_last_counts(monkeypatch):
     assert [one.shapes for one in made.regret] == [1, 1]
     # Of neighbours that are as far away, the first count.
     assert list(chosen(choices.table(second, first))) == list(chosen(made))
-    monkeypatch.setitem(second.run.manifest["device"], "name", "NVIDIA H100")
+    monkeypatch.setitem(second.manifest["device"], "name", "NVIDIA H100")
     with pytest.raises(UserError, match=r"can't make one table: their device is NVIDIA H200 and NVIDIA H100$"):
         choices.table(first, second)
 
@@ -420,7 +417,7 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     )
     made = dispatch.load(path, "NVIDIA H200")
     assert path == dispatch.path("NVIDIA H200")
-    assert made == choices.table(results.of(read.load("here")))
+    assert made == choices.table(frames.load("here"))
     assert made.seal == read.read_manifest("here")["seal"]
     assert sorted(file.name for file in (data / "dispatch").iterdir()) == ["nvidia-h200.json", "nvidia-h200.yaml"]
 
