@@ -32,13 +32,14 @@ CODE := lib tests tools benchmarks
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
 
-TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
+TARGETS := help report measure close model notebook explore export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
 # What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
 report_TAKES := RUN=<name>
 measure_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
 close_TAKES := RUN=<name>
 model_TAKES := RUN=<name> DEVICE=<cuda|cpu> PARAMS="batch=1,8 prompt=512"
 notebook_TAKES := NAME=02_baseline PARAMS="run=<name> batch=2"
+explore_TAKES := RUN=<name>
 export_TAKES := RUN=<name>
 readme_TAKES := RUN=<name>
 kernels_TAKES := RUNG=<name>
@@ -110,6 +111,9 @@ model: $(call ready,$(HARDWARE)-model)  ## measure how models generate, with att
 
 notebook: $(rendering)  ## execute and render one notebook: NAME=02_baseline PARAMS="run=<name> batch=2"
 	$(python) -m attnlab notebook $${PARAMS:+-p "$$PARAMS"} -- "$$NAME"
+
+explore: $(rendering)  ## write the interactive page of the published run, or of RUN=<name>
+	$(python) -m attnlab explore --run="$${RUN:-$(PUBLISHED)}"
 
 export: $(rendering)  ## write a recorded run as two JSON files and NumPy arrays: RUN=<name>
 	$(python) -m attnlab export --run="$$RUN"

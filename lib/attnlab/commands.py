@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import yaml
 
 from attnlab import select_run
-from attnlab.base import paths
+from attnlab.base import files, paths
 from attnlab.base.errors import Slower, UserError, suggestion
 from attnlab.base.version import VERSION
 from attnlab.compile import check
@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     notebook.set_defaults(command=_notebook)
     for name, command, about in (
         ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
+        ("explore", _explore, "write one interactive page of a recorded run"),
         ("export", _export, "write a recorded run as two JSON files and NumPy arrays"),
         ("close", _close, "close a run that was cut off with the replicates that it holds"),
     ):
@@ -185,6 +186,16 @@ def _report(options: argparse.Namespace) -> None:
     from attnlab import report
 
     print(f"rendered {paths.shown(report.render(options.run))}")
+
+
+def _explore(options: argparse.Namespace) -> None:
+    from attnlab import explorer, frames
+
+    files.require_writable(paths.reports(), "ATTNLAB_REPORTS")
+    run = frames.load(options.run)
+    page = paths.reports() / run.name / "explore.html"
+    explorer.write(run, page)
+    print(f"wrote {paths.shown(page)}")
 
 
 def _notebook(options: argparse.Namespace) -> None:

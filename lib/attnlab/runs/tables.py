@@ -100,8 +100,12 @@ class Table:
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The columns of a frame that holds what it may, with the types that they have in every run."""
         held = frame[self.names].astype({each.name: each.dtype for each in self.columns})
-        written = {name: held[name].map(texts.printable, na_action="ignore") for name in self._written}
-        return held.assign(**{name: column.astype(held[name].dtype) for name, column in written.items()})
+        for name in self._written:  # texts repeat: each is looked at once
+            plain = {text: texts.printable(text) for text in held[name].dropna().unique()}
+            changed = {text: other for text, other in plain.items() if text != other}
+            if changed:
+                held[name] = held[name].map(lambda text, to=changed: to.get(text, text), na_action="ignore")
+        return held
 
     @property
     def _written(self) -> list[str]:
