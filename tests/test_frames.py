@@ -17,8 +17,8 @@ RUNS = {"h200-2026-11-28-main": 5, "h100-2026-11-26": 1, "h200-2026-11-28-decode
 """The runs that golden/ holds, and at how many of their comparisons the decision differs from what it holds.
 
 Until 29 November 2026 an interval over replicates was at least half as long as a bootstrap's. Without that, intervals
-are shorter at 2 % of the cases, and data/reference/calibration.csv shows that they still cover. Each decision that
-differs was `inconclusive` and is `equivalent`.
+are shorter for 2 % of the medians and 6 % of the speedups, and data/reference/calibration.csv shows that they still
+cover. Each decision that differs was `inconclusive` and is `equivalent`.
 """
 GOLDEN = paths.ROOT / "tests" / "golden"
 
@@ -64,7 +64,7 @@ def test_intervals_are_those_of_before_or_shorter(recorded):
     for pair, low, high in zip(pairs, ("low_us", "low"), ("high_us", "high"), strict=True):
         width, before = (np.log(pair[f"{high}{end}"] / pair[f"{low}{end}"]) for end in ("", "_golden"))
         assert (width <= before * (1 + 1e-9)).all()
-        assert (width >= before * (1 - 1e-9)).mean() > (0.97 if name != "cpu-2026-11-29" else 0.999)
+        assert (width >= before * (1 - 1e-9)).mean() > 0.93
 
 
 def test_speedups_p_values_and_decisions_are_those_of_before(recorded):

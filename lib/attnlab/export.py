@@ -11,7 +11,8 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.frames import AXES, CASE, TIMING, add_floor, add_work, compare, control, load, summarize
+from attnlab.frames import AXES, CASE, TIMING, compare, control, load, summarize
+from attnlab.roofline import add_floor, add_work
 
 FORMAT = {"name": "attnlab export", "version": 2}
 
