@@ -178,7 +178,7 @@ def markdown(frame: pd.DataFrame) -> str:
         [text_of(value, name) for name, value in zip(frame.columns, row, strict=True)] for row in frame.to_numpy(object)
     ]
     lines = [[heading(name) for name in frame.columns], ["---"] * frame.shape[1], *cells]
-    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(escaped(text).replace('|', chr(92) + '|') for text in line)} |" for line in lines)
 
 
 class Statement(str):

@@ -579,6 +579,6 @@ def test_a_run_is_judged_once_for_each_seal(monkeypatch, data):
     monkeypatch.setattr(consistency, "require", lambda *_: judged.append("one"))
     read.load(whole)
     assert judged == []
-    read._JUDGED.clear()
+    read.JUDGED.clear()
     read.load(whole)
     assert judged == ["one"]

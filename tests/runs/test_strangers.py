@@ -9,21 +9,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pandas as pd
 import pytest
 import synthetic
 from bs4 import BeautifulSoup
 from conftest import told
+from IPython.core.formatters import DisplayFormatter
+from nbformat.v4 import new_code_cell, new_notebook
 
-from attnlab import __main__
-from attnlab.base import documents, errors
-from attnlab.exhibits import catalogue, markdown
-from attnlab.exhibits.catalogue import Show
-from attnlab.infer import results
-from attnlab.infer.kernels import rungs
-from attnlab.runs import read, schema
+from attnlab import __main__, frames, report, tables
+from attnlab.base import documents, errors, paths
+from attnlab.runs import read, schema, stale
 from attnlab.runs.tables import TABLES
-from attnlab.study import studies
+from attnlab.study import studies, tuning
 
 RECIPE = synthetic.Recipe(
     study=synthetic.AT_TARGET
@@ -31,7 +30,6 @@ RECIPE = synthetic.Recipe(
     fates={(name, synthetic.TARGET): ("skipped", "said") for name in ("sdpa.math", "kernel.mma")},
     ceilings=synthetic.CEILINGS | {"l2": (None, "GB/s")},
 )
-GIVEN = {"backends.cost": {"price_per_hour": 4}}
 PLAIN = "nothing but words"
 TEXTS = {
     "mathematics": r"costs $\frac{1$ and $x_{$ or $$\sqrt$$",
@@ -74,23 +72,27 @@ def says(text: str) -> Any:
 
 
 @cache
-def made(text: str) -> dict[str, dict[str, str]]:
-    """The exhibits of a run that says this, in each form: all of a run that says nothing odd, else those that quote."""
-    ids = [id for id in catalogue.every() if catalogue.find(id).shows_a_run]
-    if text != PLAIN:
-        ids = [id for id, forms in made(PLAIN).items() if any(PLAIN in form for form in forms.values())]
-        assert {"environment.cases", "environment.lacking", "verdicts.target"} <= set(ids)
+def made(text: str) -> dict[str, str]:
+    """What is made of a run that says this: HTML, and LaTeX under names that end so."""
     with synthetic.folders():
         synthetic.write("friend", RECIPE)
         rewrite("friend", says(text))
-        show = Show(results.of(read.load("friend")))
-        found = {id: show(id, **GIVEN.get(id, {})) for id in ids}
-        bundles = {id: one._repr_mimebundle_()[0] for id, one in found.items()}
-    exported = {id: markdown.block(markdown.without_html(one.markdown)) for id, one in found.items()}
-    return {
-        id: {"page": bundle["text/html"], "latex": bundle["text/latex"], "exported": exported[id]}
-        for id, bundle in bundles.items()
-    }
+        run = frames.load("friend")
+    rungs = pd.DataFrame(run.manifest["ladder"])[["name", "title", "hypothesis"]]
+    shown = {"cases": run.cases[["status", "reason", "kernels"]], "ceilings": run.ceilings, "ladder": rungs}
+    row = frames.compare(run.samples, "sdpa.auto").iloc[0]
+    read_as = report._Markdown(escape=True)
+    said = tables.statement(row.replace(row["candidate"], text))._repr_markdown_()
+    found = {"statement": report.mistune.Markdown(read_as)(said)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "display", lambda bundle, **_: found.update(holds=bundle["text/html"]))
+        tables.holds(text, False)
+    for name, frame in shown.items():
+        forms, _ = DisplayFormatter().format(tables.table(frame, caption=text))
+        found |= {name: forms["text/html"], f"{name} latex": forms["text/latex"]}
+        read_as_table = report.mistune.Markdown(read_as, plugins=[report.import_plugin("table")])
+        found[f"{name} Markdown"] = read_as_table(tables.markdown(frame))
+    return found
 
 
 def elements(page: str) -> Counter:
@@ -101,13 +103,41 @@ def elements(page: str) -> Counter:
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_a_text_of_a_run_is_data_on_pages_in_latex_and_in_markdown(kind):
-    plain, latex = made(PLAIN), ""
-    for id, forms in made(TEXTS[kind]).items():
-        for form in ("page", "exported"):
-            assert elements(forms[form]) - elements(plain[id][form]) == Counter(), (id, form)
-        latex += forms["latex"]
-    assert not re.search(r"\\(frac|sqrt|input|write|href\{[^}]*evil|end\{document)|evil\.example\}", latex)
+def test_a_text_of_a_run_is_data_in_html_in_latex_and_in_markdown(kind):
+    plain, odd = made(PLAIN), made(TEXTS[kind])
+    assert all(PLAIN in form for name, form in plain.items() if "ceilings" not in name)
+    for name in (name for name in odd if "latex" not in name):
+        assert elements(odd[name]) - elements(plain[name]) == Counter(), name
+    latex = " ".join(odd[name] for name in odd if "latex" in name)
+    assert not re.search(r"\\(frac|sqrt|input|write|href|url|end\{document)", latex)
+
+
+CELLS = (
+    'run = "friend"  # a stranger\'s',
+    "import attnlab as al\nrun = al.load(run)\nsaid = run.manifest['telemetry']",
+    "al.table(run.cases[['implementation', 'reason', 'kernels']], caption=said)",
+    "run.cases",
+    "print(said)",
+    "al.holds(said, False)",
+    "al.plot.dots(al.compare(run.samples, 'sdpa.auto').assign(candidate=said), 'speedup', 'candidate', 'low', 'high')",
+    "al.statement(al.compare(run.samples, 'sdpa.auto').iloc[0].replace('faster', said))",
+)
+
+
+def test_a_text_of_a_run_is_data_on_a_page(tmp_path, monkeypatch, data):
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
+    monkeypatch.setenv("ATTNLAB_REPORTS", str(tmp_path / "reports"))
+    cells = [new_code_cell(cell) for cell in CELLS]
+    cells[0].metadata["tags"] = ["parameters"]
+    kernel = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), tmp_path / "01_friend.ipynb")
+    pages = []
+    for text in (PLAIN, "\n".join(TEXTS.values())):
+        rewrite("friend", says(text))
+        assert told(lambda: report.render("friend", ["01_friend"])).startswith("1 sentences are not true")
+        pages.append((tmp_path / "reports" / "friend" / "01_friend.html").read_text())
+        assert "Error" not in pages[-1]
+    assert elements(pages[1]) - elements(pages[0]) == Counter()
 
 
 NAMES = {
@@ -138,6 +168,7 @@ def friend(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", str(data := tmp_path_factory.mktemp("data")))
         synthetic.write("friend", RECIPE)
+        synthetic.write("before", RECIPE)
     return data
 
 
@@ -161,7 +192,7 @@ def test_a_name_of_a_run_is_a_name(data, field, kind):
 @pytest.mark.parametrize("name", ["../x.auto", "sdpa.a/b", "/etc/passwd", "sdpa"])
 def test_the_name_of_an_implementation_names_no_other_file(data, name):
     rewrite("friend", lambda stated, tables: stated["study"]["implementations"].append(name))
-    assert f"{name!r} can't be the name of an implementation" in told(lambda: read.load("friend"))
+    assert f"{name!r} can't be the name of an implementation" in told(lambda: frames.load("friend"))
 
 
 def test_nothing_that_a_run_names_is_imported_or_read_from_it(data, monkeypatch, capsys):
@@ -178,9 +209,11 @@ def test_nothing_that_a_run_names_is_imported_or_read_from_it(data, monkeypatch,
         tables |= {table: frame.replace("sdpa.flash", name) for table, frame in tables.items()}
 
     rewrite("friend", rename)
-    assert rungs.stale(read.load("friend")).keys() <= {"kernel.naive", "kernel.tiled", "kernel.mma"}
+    assert stale.stale(read.load("friend")).keys() <= {"kernel.naive", "kernel.tiled", "kernel.mma"}
     assert __main__.main(["export", "--run=friend"]) == 0
     assert capsys.readouterr().out.startswith("exported ")
+    assert __main__.main(["compare", "before", "friend", "--markdown"]) == 0
+    assert "cases of friend against before" in capsys.readouterr().out
     assert not (data / "ran.txt").exists()
     assert not any(module.startswith("friend") for module in sys.modules)
 
@@ -189,9 +222,7 @@ def test_a_device_names_no_file_of_another_folder(data):
     rewrite("friend", lambda stated, tables: stated["device"].update(name="../../data/friend/evil"))
     (data / "friend" / "evil.json").write_text("{")
     assert read.load("friend").complete
-    assert results.load("friend").run.manifest["device"]["name"] == "../../data/friend/evil"
-    from attnlab.study import tuning
-
+    assert frames.load("friend").manifest["device"]["name"] == "../../data/friend/evil"
     assert tuning.path("../../data/friend/evil").name == "..-..-data-friend-evil.json"
 
 
