@@ -14,7 +14,7 @@ from attnlab.base import paths
 from attnlab.frames import AXES, CASE, TIMING
 
 RUNS = {"h200-2026-11-28-main": 5, "h100-2026-11-26": 1, "h200-2026-11-28-decode": 1, "cpu-2026-11-29": 0}
-"""The runs that golden/ holds, and at how many of their comparisons the decision differs from what it holds.
+"""The runs of golden/, which was written by the inference at 81cd18ee, and how many decisions differ from it.
 
 Until 29 November 2026 an interval over replicates was at least half as long as a bootstrap's. Without that, intervals
 are shorter for 2 % of the medians and 6 % of the speedups, and data/reference/calibration.csv shows that they still
