@@ -34,11 +34,11 @@ DRIVER := 580
 
 TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
 # What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
-report_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
-measure_TAKES := $(report_TAKES)
+report_TAKES := RUN=<name>
+measure_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
 close_TAKES := RUN=<name>
 model_TAKES := RUN=<name> DEVICE=<cuda|cpu> PARAMS="batch=1,8 prompt=512"
-notebook_TAKES := NAME=02_baseline PARAMS="run=<name> device=none"
+notebook_TAKES := NAME=02_baseline PARAMS="run=<name> batch=2"
 export_TAKES := RUN=<name>
 readme_TAKES := RUN=<name>
 kernels_TAKES := RUNG=<name>
@@ -96,8 +96,8 @@ help:  ## list the targets
 	echo '  variables: RUN=<a run in data/> STUDY=<a file in studies/> DEVICE=<cuda|cpu> LONG=1 PYTHON=<an interpreter>'
 	echo '  many GPUs: GPUS=<a number of them here|all>, or SCHEDULER=<the address of a Dask scheduler>'
 
-report: $(if $(RUN),$(rendering),$(MEASURING))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing
-	$(python) -m attnlab report $(OPTIONS)
+report: $(rendering)  ## render the published run, or RUN=<name>: pages in reports/, and the report as PDF; measures nothing
+	$(python) -m attnlab report $${RUN:+--run="$$RUN"}
 
 measure: $(MEASURING)  ## measure a study into a new run, or continue a run that was cut off
 	$(python) -m attnlab measure $(OPTIONS)
@@ -108,10 +108,10 @@ close: $(rendering)  ## close a run that was cut off with the replicates that it
 model: $(call ready,$(HARDWARE)-model)  ## measure how models generate, with attnlab.attend and with SDPA: PARAMS="batch=1,8 prompt=512"
 	$(python) -m attnlab model $${RUN:+--run="$$RUN"} $${DEVICE:+--device="$$DEVICE"} $(foreach pair,$(PARAMS),'--$(subst ','\'',$(pair))')
 
-notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02_baseline PARAMS="run=... device=none"
+notebook: $(rendering)  ## execute and render one notebook: NAME=02_baseline PARAMS="run=<name> batch=2"
 	$(python) -m attnlab notebook $${PARAMS:+-p "$$PARAMS"} -- "$$NAME"
 
-export: $(rendering)  ## write a recorded run as JSON, NumPy arrays and a report in Markdown: RUN=<name>
+export: $(rendering)  ## write a recorded run as two JSON files and NumPy arrays: RUN=<name>
 	$(python) -m attnlab export --run="$$RUN"
 
 readme: $(rendering)  ## write the pictures and tables of README.md and kernels/README.md from the published run, and the columns of data/README.md

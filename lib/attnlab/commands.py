@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import yaml
 
 from attnlab import select_run
-from attnlab.base import files, paths
+from attnlab.base import paths
 from attnlab.base.errors import Slower, UserError, suggestion
 from attnlab.base.version import VERSION
 from attnlab.compile import check
@@ -74,18 +74,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
     parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command, about in (
-        ("measure", _measure_alone, "measure a study into a new run, or continue a run that was cut off"),
-        ("report", _report, "render a recorded run, or measure one and render it"),
-    ):
-        sub = commands.add_parser(name, help=about)
-        sub.add_argument("--run", default="", help="name of a run in data/")
-        sub.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
-        sub.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
-        sub.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
-        sub.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
-        sub.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
-        sub.set_defaults(command=command)
+    measure = commands.add_parser("measure", help="measure a study into a new run, or continue a run that was cut off")
+    measure.add_argument("--run", default="", help="name of a run in data/")
+    measure.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
+    measure.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
+    measure.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
+    measure.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
+    measure.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
+    measure.set_defaults(command=_measure_alone)
+    report = commands.add_parser("report", help="render a recorded run; measures nothing")
+    report.add_argument("--run", default="", help="name of a run in data/; the published one without it")
+    report.set_defaults(command=_report)
     model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
     model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
     model.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
@@ -107,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     notebook.set_defaults(command=_notebook)
     for name, command, about in (
         ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
-        ("export", _export, "write a recorded run as JSON, NumPy arrays and a report in Markdown"),
+        ("export", _export, "write a recorded run as two JSON files and NumPy arrays"),
         ("close", _close, "close a run that was cut off with the replicates that it holds"),
     ):
         sub = commands.add_parser(name, help=about)
@@ -176,28 +175,19 @@ def _close(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    measuring = options.study, options.device != "auto", options.long, options.gpus, options.scheduler
-    if options.run and any(measuring):
-        raise UserError(
-            "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
-        )
-    files.require_writable(paths.reports(), "ATTNLAB_REPORTS")
-    name = options.run or _measure(options)
+    from attnlab import report
 
-    from attnlab.paper import render
-
-    page = render.render(name)
-    print(f"rendered {paths.shown(page)}")
+    print(f"rendered {paths.shown(report.render(options.run))}")
 
 
 def _notebook(options: argparse.Namespace) -> None:
-    from attnlab.paper import render
+    from attnlab import report
 
     stated = list(map(_assignment, options.parameters))
     values = dict(stated)
     if len(values) < len(stated):
         raise UserError(f"-p states a parameter twice: leave one of {', '.join(options.parameters)} out")
-    page = render.render_notebook(options.name, values)
+    page = report.render(str(values.pop("run", "")), [options.name], parameters=values)
     print(f"rendered {paths.shown(page)}")
 
 
@@ -209,16 +199,9 @@ def _readme(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from attnlab import export
-    from attnlab.infer import results
+    from attnlab import export_run
 
-    run, target = read.load(options.run), export.folder(options.run)
-    if run.cases.empty:
-        raise UserError(f"the run {run.name!r} holds no case yet: `make measure RUN={run.name}` goes on with it")
-    export.require_place(target, run.name)
-    print(f"{run.name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    export.write(results.of(run), target)
-    print(f"exported {paths.shown(target)}/")
+    print(f"exported {paths.shown(export_run.export(options.run))}/")
 
 
 def _dispatch(options: argparse.Namespace) -> None:
