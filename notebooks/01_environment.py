@@ -9,130 +9,154 @@
 # %% [markdown]
 # # Environment
 #
-# A latency means something only together with the machine that it was taken on, the settings that were in force, and
-# the clock that read it. This notebook shows them all, and what the machine can do at most.
+# A latency holds for one machine, its settings and one clock. This notebook shows all three, and compares the clock with
+# four others.
 
 # %% tags=["parameters"]
-run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
-study: str = "quick"  # what to measure: a file in studies/
-device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
+run = "h200-2026-11-28-main"  # a run in data/
 
 # %%
-from attnlab import select_run
+import pandas as pd
 
-show = select_run.exhibits(run, study, device)
-show
+import attnlab as al
+
+recorded = al.load(run)
+samples, manifest = recorded.samples, recorded.manifest
+at = al.target(recorded)
+baseline = manifest["study"]["baseline"]
+recorded
 
 # %% [markdown]
-# ## What machine is this?
+# ## The machine
 
 # %%
-show("environment.run")
+environment, versions = manifest["environment"], manifest["environment"]["packages"]
+stated = {name: value for name, value in manifest["device"].items() if name != "kind"} | environment["card"]
+stated |= {name: environment[name] for name in ("driver", "cuda", "cudnn", "python", "system")}
+stated |= {name: versions[name] for name in ("torch", "triton", "nvidia-cudnn-cu13") if name in versions}
+al.table(pd.DataFrame({"what": stated.keys(), "value": map(str, stated.values())}), "As the driver and the packages state it.")
 
 # %%
-show("environment.machine")
-
-# %%
-show("environment.cards")
-
-# %%
-show("environment.neighbours")
+hosts = ["card", "cpu", "host", "power_limit_w", "ecc", "persistence", "mig"]
+processes = recorded.processes.groupby(hosts, dropna=False, sort=False).process.agg(processes="size").reset_index()
+al.table(processes, "Processes by card; cards and hosts are named by hashes.")
 
 # %% [markdown]
-# ## Which settings are fixed?
+# ## Is it locked?
 #
-# Settings that change results or speed unnoticed are fixed before anything is measured, then read back and asserted. Some
-# are traps. Setting the matrix precision also sets the TF32 flags, so the flags come second. Deterministic algorithms in
-# strict mode make PyTorch drop its cuDNN attention silently and fill every new tensor with NaN inside the timed window;
-# here they only warn, and nothing is filled.
+# Each process sets these values before it measures, reads them back, and stops if one differs. Strict deterministic
+# algorithms would make PyTorch drop cuDNN attention and fill new tensors with NaN inside the timed window, so they only warn.
 
 # %%
-show("environment.settings")
+settings = environment["settings"]
+is_locked = settings["deterministic_algorithms"] and not (settings["tf32_matmul"] or settings["cudnn_benchmark"])
+al.holds("TF32 and cuDNN's autotuner are off, and algorithms are deterministic.", is_locked)
+al.table(pd.DataFrame({"setting": settings.keys(), "value": map(str, settings.values())}), "Settings, as read back.")
 
 # %% [markdown]
-# ## What are its ceilings?
+# ## Ceilings
 #
-# Rates of this machine, measured in the same run by the same clock. The datasheet's stand beside them, where it states
-# them.
+# The run measures what the machine can do, with the clock that times the kernels. The datasheet's rates are dense.
 
 # %%
-show("environment.ceilings")
+ceilings = recorded.ceilings[recorded.ceilings.ceiling != "l2_size"]
+ceilings = ceilings.assign(of_datasheet_pct=100 * ceilings.rate / ceilings.datasheet)
+al.table(al.with_interval(ceilings, "rate"), "Rates of this machine, with 95 % intervals.")
+
+# %% tags=["published"]
+shares = ceilings.of_datasheet_pct.dropna()
+al.holds("This card reaches 75 % to 91 % of its datasheet.", (round(shares.min()), round(shares.max())) == (75, 91))
 
 # %% [markdown]
-# ## How good is the clock?
+# ## The clock
+#
+# - `device`: k calls in a row, replayed by a CUDA graph, over k. It times the work of the device.
+# - `cupti`: the time for which the kernels of such a graph run.
+# - `device` with a cold cache: one call, after twice the L2 was overwritten.
+# - `eager`: one call into an idle stream, between events. It includes the launch by the host.
 
 # %%
-show("environment.clocks")
+print(", ".join(f"{name.removesuffix('_us')} {value:.3g} µs" for name, value in manifest["clocks"].items()))
+axes = {axis: at[axis] for axis in at if axis not in ("seq_len", "kv_len", "clock", "cache")}
+lengths = al.where(al.summarize(samples), **axes, implementation=baseline)
+lengths = lengths[lengths.kv_len == lengths.seq_len].assign(timing=lengths.clock + ", " + lengths.cache)
+al.plot.lines(lengths, "seq_len", "median_us", hue="timing", low="low_us", high="high_us", log="xy")
 
 # %%
-show("environment.launch_gap")
-
-# %%
-show("environment.timings")
+gap = lengths.pivot_table(index="seq_len", columns="clock", values="median_us", aggfunc="min").reindex(columns=["eager", "device"])
+gap = gap.assign(launch_us=gap.eager - gap.device, launch_pct=100 * (gap.eager / gap.device - 1)).dropna().reset_index()
+al.table(gap, f"What the host adds to a call of {baseline}.") if len(gap) else print("The run has one clock only.")
 
 # %% [markdown]
 # ## Is the clock right?
 #
-# The same calls, from microseconds to milliseconds, by those of five clocks that the machine has: ours, CUPTI through
-# PyTorch's profiler, Triton's, NVIDIA's NVBench, and Nsight Compute. The table gives the reason for each difference. Samples
-# are of values that no implementation has seen before; where our clock also timed calls that repeat the same values, the difference is
-# what that costs an honest call, and latencies are not claimed to be more exact.
+# Each clock times the same calls. Two clocks are near if they agree within 0.5 µs below 20 µs, and within 1 % above.
 
 # %%
-show("environment.panel")
+clocks = al.clocks(recorded).astype({"gap_us": float, "gap_pct": float})
+clocks = clocks[~clocks.method.isin(["device", "device.cold"])].dropna(subset="gap_us")
+gaps = clocks.groupby("method").agg(cases=("near", "size"), near=("near", "sum"), gap_us=("gap_us", "median"))
+ends = clocks.groupby("method").gap_pct.quantile([0.1, 0.5, 0.9]).unstack().reindex(columns=[0.1, 0.5, 0.9])
+gaps = gaps.join(ends.set_axis(["low", "gap_pct", "high"], axis=1)).sort_values("gap_pct").reset_index()
+caption = "Other clocks minus ours: medians, and 10 % to 90 % of the cases."
+al.table(al.with_interval(gaps, "gap_pct"), caption) if len(gaps) else print("The run has no panel of clocks.")
 
 # %%
-show("environment.panel.table")
+others = gaps[~gaps.method.isin(["eager", "triton.do_bench"])]  # which include the launch
+al.plot.dots(others, "gap_pct", "method", reference=0.0, log="") if len(others) else None
 
 # %% [markdown]
-# ## What is in the cache?
+# ## Cards and processes
 #
-# The bytes that a call reads from memory show it, and which tensors are in the L2 when a sample begins.
+# Cards differ, and so do processes on one card. A claim about a kind of card needs several cards: see `block` in `samples`.
 
 # %%
-show("environment.residency")
+own = samples[samples.implementation == baseline]
+case = [*axes, "seq_len", "kv_len", "clock", "cache"]
+levels = {"cards_pct": own.groupby([*case, "card"]).latency_us.median().groupby(case)}
+levels["processes_pct"] = own.groupby([*case, "card", "process"]).latency_us.median().groupby([*case, "card"])
+levels["samples_pct"] = own.groupby([*case, "process"]).latency_us
+levels = {name: (100 * level.std() / level.mean()).groupby(["clock", "cache"]).median() for name, level in levels.items()}
+al.table(pd.DataFrame(levels), f"Standard deviations of latencies of {baseline} between cards, processes and samples: medians of cases.")
 
 # %% [markdown]
-# ## Did its clock change?
-
-# %%
-show("environment.throttling")
-
-# %% [markdown]
-# ## Burst and sustained
+# ## The cache
 #
-# A card at rest runs at its highest clock; under load, the power limit sets it. Both are results. Here each implementation
-# runs alone and without pause until the clock has settled.
+# Before some samples a kernel, the canary, timed loads of single lines of Q, K and V. It shows how much the L2 held of them.
 
 # %%
-show("environment.load")
-
-# %%
-show("environment.endurance")
+hits = recorded.residency[recorded.residency.metric.str.endswith(".hits")]
+hits = al.add_work(hits).assign(fits=lambda frame: frame.bytes <= manifest["device"]["l2_bytes"] / 3)
+hits = hits.groupby(["clock", "cache", "fits"]).value.describe()[["count", "min", "50%", "max"]]
+al.table(hits, "Lines found in the L2, in %; fits: Q, K, V and O take a third of it or less.") if len(hits) else print("No canary.")
 
 # %% [markdown]
-# ## What was measured, and what was not?
+# ## Load and throttling
+#
+# A card at rest runs at its highest clock. Under load, its power limit sets the clock. Below, each implementation runs alone,
+# without a pause. A latency of 1 is that of the first 0.1 s.
 
 # %%
-show("environment.effort")
+throttled = samples.throttled.astype("Float64").mean()
+print(manifest["telemetry"] if pd.isna(throttled) else f"{throttled:.0%} of the samples were taken while the card throttled.")
+
+# %% tags=["published"]
+long = al.where(lengths, clock="device", cache="warm", seq_len=[4096, 8192])
+al.holds("The power limit throttles long sequences: every sample from 4,096 on.", long.throttled_pct == 100)
 
 # %%
-show("environment.lacking")
+load = recorded.endurance.dropna(subset="latency_us").assign(second=lambda frame: frame.started_s // 0.1 / 10)
+load = load.groupby(["implementation", "second"])[["latency_us", "sm_clock_mhz", "power_w"]].median().astype(float).reset_index()
+load["relative_latency"] = load.latency_us / load.groupby("implementation").latency_us.transform("first")
+al.plot.lines(load, "second", "relative_latency", log="") if len(load) else print("The run holds no load.")
 
 # %%
-show("environment.cases")
+load = load.drop(columns=["second", "relative_latency"]).groupby("implementation").agg(["first", "last"])
+al.table(load, "First and last 0.1 s of the load.") if len(load) else None
 
 # %% [markdown]
-# ## Can it be checked and repeated?
+# ## To repeat it
 
 # %%
-show("environment.checklist")
-
-# %%
-show("environment.rules")
-
-# %%
-show("environment.commands")
-
-# %%
-show("environment.hashes")
+repeat = {name: manifest[name] for name in ("created", "command", "commit", "attnlab", "missing_clocks", "seal")}
+al.table(pd.DataFrame({"what": repeat.keys(), "value": map(str, repeat.values())}), "The command, the code, and the seal.")

@@ -9,69 +9,177 @@
 # %% [markdown]
 # # Roofline
 #
-# What limits attention here? The ceilings of this machine, measured in the same run: matrix products, memory, and, where
-# the device lets them be measured, the exponentials of the softmax. The floor is the largest of the times that the
-# ceilings measured here allow; the floor over the median is the speed of light.
+# What limits attention on this machine, and how near does each implementation come? The roofline compares the work of a
+# call with the rates that the machine reaches. Each rate was measured in the same run as the latencies.
 
 # %% tags=["parameters"]
-run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
-study: str = "quick"  # what to measure: a file in studies/
-device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
+run = "h200-2026-11-28-main"  # a run in data/
+batch = None  # None: the value of the study's target
+heads = None
+seq_len = None  # None: all powers of 2 that were measured; or a list, such as [64, 128, 256]
+head_dim = None
+dtype = None
+clock = None
+cache = None
 
 # %%
-from attnlab import select_run
+import json
 
-show = select_run.exhibits(run, study, device)
-show
+import numpy as np
+import pandas as pd
+
+import attnlab as al
+from attnlab.base import paths
+
+recorded = al.load(run)
+at = al.target(recorded, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, clock=clock, cache=cache)
+seq_len = json.loads(seq_len) if isinstance(seq_len, str) else seq_len  # `papermill -p` passes a list as text
+print(recorded, f"Target: {', '.join(f'{axis} {value}' for axis, value in at.items())}", sep="\n")
+
+# %% [markdown]
+# ## Ceilings
+#
+# `copy` reads and writes memory, `l2` reads from the L2. `matmul` is the library's product, `wgmma` the instruction
+# alone. `exponentials` are those of the special-function units. The datasheet states dense rates.
+
+# %%
+ceilings = recorded.ceilings.assign(datasheet_pct=100 * recorded.ceilings.rate / recorded.ceilings.datasheet)
+shown = ["ceiling", "rate", "unit", "datasheet", "datasheet_pct", "sm_clock_mhz", "how"]
+al.table(al.with_interval(ceilings, "rate")[shown], "Measured ceilings.")
 
 # %% [markdown]
 # ## The arithmetic
 #
-# For batch $B$, heads $H$, length $S$ and head dimension $D$, with $b$ bytes an element,
+# A call has the FLOPs $F$ of two products, moves at least the bytes $M$ of Q, K, V and O, and takes $E$ exponentials.
+# With $b$ bytes an element,
 #
-# $$F = 4 B H S^2 D, \qquad M = 4 B H S D\, b, \qquad E = B H S^2, \qquad I = \frac{F}{M} = \frac{S}{b}$$
+# $$F = 4 B H S^2 D, \qquad M = 4 B H S D\, b, \qquad E = B H S^2, \qquad I = \frac{F}{M} = \frac{S}{b}.$$
 #
-# are FLOPs, compulsory bytes, exponentials and intensity; causal masks leave $2 B H S (S+1) D$ FLOPs and half the
-# exponentials, about. With the measured rates $\pi$, $\beta$ and $\varepsilon$ the floor is, over those of them that were measured,
-#
-# $$t_{\min} = \max\left(\frac{F}{\pi},\; \frac{M}{\beta},\; \frac{E}{\varepsilon}\right).$$
-#
-# That is for a cold cache. A warm L2 of $L$ bytes may hold that much of $M$, which then takes its rate $\lambda$:
-# $\max\left(M / \lambda,\; (M - L) / \beta\right)$ stands in for $M / \beta$.
-#
-# The rates themselves are on [01_environment](01_environment.ipynb#environment.ceilings).
+# A causal mask leaves $F = 2 B H S (S+1) D$ and about half of $E$.
 
 # %%
-show("roofline.roofline")
-
-# %%
-show("roofline.regimes")
+B, H, D, size = at["batch"], at["heads"], at["head_dim"], 4 if at["dtype"] == "float32" else 2
+work = pd.DataFrame({"seq_len": seq_len or [64, 128, 256, 512, 1024, 2048, 4096, 8192]})
+S = work.seq_len
+work = work.assign(flops=4 * B * H * S**2 * D, bytes=4 * B * H * S * D * size, exponentials=B * H * S**2)
+work["intensity"] = work.flops / work.bytes
+shown = pd.DataFrame({"seq_len": S, "GFLOP": work.flops / 1e9, "MB": work.bytes / 1e6, "Gexp": work.exponentials / 1e9})
+al.table(shown.assign(intensity=work.intensity), f"Work of a call: B = {B}, H = {H}, D = {D}, {at['dtype']}, no mask.")
 
 # %% [markdown]
-# ## Along the sequence length
-
-# %%
-show("roofline.floors")
-
-# %% [markdown]
-# ## How near does each come?
-
-# %%
-show("roofline.speed_of_light")
-
-# %% [markdown]
-# ## Beside what others published
+# No call takes less time than its work at the highest rates. The floor is
 #
-# Every number that was found, in this project's count of work and as a share of its own device's dense peak.
+# $$t_{\min} = \max\left(\frac{F}{\pi},\; \frac{E}{\varepsilon},\; \frac{M}{\lambda},\; \frac{M - L}{\beta}\right)$$
+#
+# with the rates of products $\pi$, exponentials $\varepsilon$, the L2 $\lambda$ and memory $\beta$. A warm L2 may hold
+# $L$ bytes. With a cold cache all bytes come from memory: $M / \beta$. Rates that were not measured set no floor.
 
 # %%
-show("roofline.literature")
+def floors(work, rates, cache):
+    """The least time in µs by each ceiling, the largest of these, and its name. Rates in TFLOP/s, Gexp/s and GB/s."""
+    rate = {"wgmma": np.nan, "exponentials": np.nan, "l2": np.nan, "l2_size": 0, **rates}
+    product = max(rate.get(f"{kind}.{at['dtype']}", 0) for kind in ("matmul", "wgmma"))
+    beyond = work.bytes if cache == "cold" else (work.bytes - rate["l2_size"]).clip(lower=0)
+    times = pd.DataFrame({"matrix product": work.flops / product / 1e6})
+    times["exponentials"] = work.exponentials / rate["exponentials"] / 1e3
+    times["L2"] = np.nan if cache == "cold" else work.bytes / rate["l2"] / 1e3
+    times["memory"] = beyond / rate["copy"] / 1e3
+    return times.assign(floor_us=times.max(axis=1), limit=times.idxmax(axis=1))
+
+
+rates = dict(zip(ceilings.ceiling, ceilings.rate, strict=True))
+floor = pd.concat([work[["seq_len", "intensity"]], floors(work, rates, at["cache"])], axis=1)
+al.table(floor, f"Least time in µs by each ceiling, {at['cache']} cache.")
 
 # %%
-show("roofline.literature.shares")
+cases = al.add_floor(al.add_work(al.summarize(recorded.samples)), recorded.ceilings)
+kept = cases[~cases.implementation.str.startswith("kernel.") | (cases.implementation == "kernel.best")]
+fixed = {axis: at[axis] for axis in at if axis not in ("seq_len", "kv_len", "kv_heads", "causal")}
+lengths = al.where(kept[kept.kv_len == kept.seq_len], **fixed)
+lengths = lengths[lengths.seq_len.isin(work.seq_len)]
+same = lengths[~lengths.causal].merge(floor, on="seq_len", suffixes=("", "_here"))
+print(f"add_work and add_floor give the same: {np.allclose(same.floor_us, same.floor_us_here)}")
+
+# %% [markdown]
+# ## Regimes
+#
+# Left of the ridge, where the roof bends, memory sets the floor. Right of it, matrix products or exponentials do.
 
 # %%
-show("roofline.literature.limits")
+product = max(rates.get(f"{kind}.{at['dtype']}", 0) for kind in ("matmul", "wgmma"))
+print(f"The ridge between memory and products is at {1e3 * product / rates['copy']:.0f} FLOP/byte in {at['dtype']}.")
+for limit, part in floor.groupby("limit", sort=False):
+    print(f"{limit}: S = {', '.join(map(str, part.seq_len))}")
+
+# %% tags=["published"]
+al.holds(
+    "The L2 sets the floor up to 128 keys, the matrix product from 256 on. Exponentials take 81 % as long as products.",
+    lambda: list(floor.limit) == ["L2"] * 2 + ["matrix product"] * 6
+    and (floor.exponentials / floor["matrix product"]).between(0.81, 0.82).all(),
+)
 
 # %%
-show("roofline.literature.every")
+square = kept[(kept.kv_len == kept.seq_len) & (kept["values"] == "normal")]
+headline = al.where(square, dtype=at["dtype"], clock=at["clock"], cache=at["cache"])
+al.plot.roofline(headline, recorded.ceilings)
+
+# %% tags=["published"]
+fastest = headline.loc[headline.throughput_tflops.idxmax()]
+al.holds(
+    "The highest throughput in float16 is 727 TFLOP/s, of `kernel.best` at D = 128. It is 85 % of the speed of light.",
+    (fastest.implementation, fastest.head_dim) == ("kernel.best", 128)
+    and (round(fastest.throughput_tflops), round(100 * fastest.speed_of_light)) == (727, 85),
+)
+
+# %% [markdown]
+# ## Distance from the floor
+#
+# The speed of light is the floor over the median: 100 % is the least time that the ceilings allow.
+
+# %%
+al.plot.lines(lengths, "seq_len", "speed_of_light", col="causal")
+
+# %%
+bound = floor[floor.seq_len.isin(lengths.seq_len)]
+bound = bound.assign(implementation="floor", median_us=bound.floor_us, causal=False)
+both = pd.concat([lengths[~lengths.causal], bound])
+al.plot.lines(both, "seq_len", "median_us", log="xy", colours={"floor": "#888888"})
+
+# %% [markdown]
+# ## Ceilings of your own
+#
+# Type the rates of another machine and see its limits. These are a B200's by data/reference/datasheets.csv. Its
+# exponentials are computed: 16 per clock on each of 148 multiprocessors, as on Hopper, at 1.85 GHz.
+
+# %%
+mine = {"copy": 8000, "matmul.float16": 2250, "matmul.bfloat16": 2250, "exponentials": 16 * 148 * 1.85}
+mine |= {"matmul.float32": rates["matmul.float32"]}  # not stated for a B200
+theirs = pd.concat([work[["seq_len", "intensity"]], floors(work, mine, "cold")], axis=1)
+al.table(theirs, "Least time in µs by ceilings of your own, cold cache.")
+
+# %%
+al.plot.roofline(headline, mine)
+
+# %% [markdown]
+# ## Published numbers
+#
+# `data/reference/literature.csv` holds throughputs as their sources state them. Most count half of the square under a
+# causal mask, which leaves out the diagonal. The figure shows the highest share of a device's dense peak. Numbers above
+# 100 % are left out: they cannot be right.
+
+# %%
+peaks = pd.read_csv(paths.REFERENCE / "datasheets.csv")[["device", "matmul_float16_tflops"]]
+published = pd.read_csv(paths.REFERENCE / "literature.csv").query("unit == 'TFLOP/s'").merge(peaks, on="device")
+halved = (published.causal == True) & (published.convention == "halved")  # noqa: E712
+exact = published.value.where(~halved, published.value * (1 + 1 / published.seq_len))
+published = published.assign(share_pct=100 * exact / published.matmul_float16_tflops, origin="published")
+
+# %%
+stated = recorded.ceilings.set_index("ceiling").datasheet.to_dict()
+here = al.where(square, clock=at["clock"], cache=at["cache"])
+peak = here.dtype.map(lambda name: stated.get(f"matmul.{name}", np.nan))
+here = here.assign(device="this run", origin="this run", share_pct=100 * here.throughput_tflops / peak)
+both = pd.concat([published, here]).dropna(subset=["share_pct"]).sort_values("share_pct", ascending=False)
+best = both.drop_duplicates(["implementation", "device"]).query("share_pct <= 100")
+best = best.assign(name=best.implementation + ", " + best.device.str.replace("NVIDIA ", ""))
+al.plot.dots(best, "share_pct", "name", low=None, high=None, reference=100, hue="origin", log="")

@@ -9,116 +9,142 @@
 # %% [markdown]
 # # Backends
 #
-# Which backend, batch and length to choose: per call, per sequence, per token, per dollar. A call over fewer tokens is no
-# faster for being shorter, so settings are compared by their time for each token.
+# Which implementation, batch and length should you choose? `peer.*` are other packages, and `kernel.best` is the
+# hand-written kernel that was chosen before the run. Latencies are at the target's clock, on standard normal values.
 
 # %% tags=["parameters"]
-run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
-study: str = "quick"  # what to measure: a file in studies/
-device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
-price_per_hour: float = 3.0  # of the device, in dollars; set your own
+run = "h200-2026-11-28-main"  # a run in data/
+layouts = "h200-2026-11-28-backends"  # runs of the same device: other layouts, dtypes and directions;
+decode = "h200-2026-11-28-decode"  # few queries over many keys;
+fp8 = "h200-2026-11-28-fp8"  # kernels in FP8
+price_per_hour = 3.0  # of the device, in US dollars: type in yours
+head_dim = None  # None: as in the study's target
 
 # %%
-from attnlab import select_run
-from attnlab.exhibits.backends import cost
+import pandas as pd
 
-cost.require_price(price_per_hour)
-show = select_run.exhibits(run, study, device)
-show
+import attnlab as al
+from attnlab.runs import dispatch
+
+AXES = list(al.Shape.AXES)
+runs = [al.load(run)]
+device, baseline = runs[0].manifest["device"]["name"], runs[0].manifest["study"]["baseline"]
+at = al.target(runs[0], head_dim=head_dim)
+table = dispatch.load(dispatch.path(device), device) if dispatch.path(device).is_file() else None
+print(runs[0], f"Target: {', '.join(f'{axis} {value}' for axis, value in at.items())}", sep="\n")
+
 
 # %%
-show("backends.summary")
+def choices(run):
+    """The cases that a user chooses from, with the time and the price per token; no ladder kernel but the chosen."""
+    cases = al.add_work(al.summarize(run.samples))
+    cases = cases[~cases.implementation.str.startswith("kernel.") | (cases.implementation == "kernel.best")]
+    cases = al.where(cases, clock=at["clock"], cache=at["cache"], values="normal")
+    per_token_ns = 1e3 * cases.median_us / (cases.batch * cases.seq_len)
+    return cases.assign(per_token_ns=per_token_ns, micro_dollars=price_per_hour / 3600 * per_token_ns * 1e3)
+
+
+def shown(best, caption, *more):
+    varied = [axis for axis in AXES if best[axis].nunique() > 1]
+    columns = ["implementation", "median_us", "throughput_tflops", *more, "next", "next_pct", "attend", "attend_pct"]
+    return al.table(best[[*varied, *columns]], caption)
+
+
+# %%
+def fastest(cases):
+    """A row per shape: the fastest implementation, the next one, `attend`'s choice, and how much longer these take."""
+    ranked = cases.sort_values("median_us").groupby(AXES, sort=False)
+    both = ranked.nth(0).merge(ranked.nth(1), on=AXES, how="left", suffixes=("", "_next"))
+    names = [table.choose(al.Shape(**axes)) if table else "sdpa.auto" for axes in both[AXES].to_dict("records")]
+    both["attend"] = pd.Series(names).where((both.direction == "forward") & (both.lengths == "equal"), "sdpa.auto")
+    own = cases[[*AXES, "implementation", "median_us"]].rename(columns={"implementation": "attend"})
+    both = both.merge(own, on=[*AXES, "attend"], how="left", suffixes=("", "_attend")).sort_values(AXES)
+    both["next_pct"] = 100 * (both.median_us_next / both.median_us - 1)
+    both["attend_pct"] = 100 * (both.median_us_attend / both.median_us - 1)
+    return both.rename(columns={"implementation_next": "next"})
+
 
 # %% [markdown]
-# ## What to use, and what to avoid
-
-# %%
-show("backends.rules")
-
-# %% [markdown]
-# ## Batches, lengths and heads
+# ## Per call and per token
 #
-# A model with other heads is another model; a batch can be chosen.
+# A shorter call is less efficient, so settings are compared by their time per token. The cheapest is first.
+# The price of one attention layer is in micro-dollars per million tokens.
 
 # %%
-show("backends.choice")
+cases = choices(runs[0])
+model = {axis: at[axis] for axis in ("heads", "head_dim", "dtype", "causal")}
+square = al.where(cases[(cases.seq_len == cases.kv_len) & (cases.kv_heads == cases.heads)], **model)
+sweep = square[(square.batch == at["batch"]) & square.seq_len.isin([2**n for n in range(20)])]
+al.plot.lines(sweep, "seq_len", "per_token_ns", log="xy")
+
+# %%
+shown(fastest(square).sort_values("per_token_ns"), f"For {model}.", "per_token_ns", "micro_dollars")
 
 # %% [markdown]
-# ## What models call
+# ## The fastest at every shape
 #
-# ### Heads that share keys and values
+# The heat map has speedups over the study's baseline. In the table, `attend` is what `al.attend` calls here.
+# `next_pct` and `attend_pct` are how much longer these take. 1 % may be noise: see [06](06_verdicts.ipynb).
 
 # %%
-show("backends.grouped")
+verdicts = al.compare(runs[0].samples, baseline).rename(columns={"candidate": "implementation"})
+along = verdicts.merge(sweep[[*AXES, "clock", "cache", "implementation"]])
+al.plot.heatmap(along.pivot(index="implementation", columns="seq_len", values="speedup"))
+
+# %%
+shown(fastest(cases), f"The fastest at every shape of {run}.")
+
+# %% tags=["published"]
+runs.append(al.load(layouts))
+shown(fastest(choices(runs[1])), f"The fastest at every shape of {layouts}.")
+
+# %% tags=["published"]
+al.holds("`kernel.best` has the lowest median at every shape of the first run.", fastest(cases)["next_pct"] > 0)
 
 # %% [markdown]
-# ### Few queries over many keys
+# ## What each accepts
+
+# %%
+c = pd.concat([side.cases for side in runs], ignore_index=True)
+c = c[~c.implementation.str.match("control|kernel.(?!best)") & ~c.reason.str.startswith("one call takes", na=False)]
+is_plain = (c.direction == "forward") & (c.lengths == "equal")
+traits = {dtype: is_plain & (c.dtype == dtype) for dtype in c.dtype.unique()} | {"causal": is_plain & c.causal}
+traits |= {"grouped": c.kv_heads < c.heads, "few queries": c.seq_len < c.kv_len, "BSHD": c.layout == "tokens first"}
+traits |= {"varlen": c.lengths == "spread", "training": c.direction == "training"}
+share = {trait: (c.status[has] == "measured").groupby(c.implementation).mean() for trait, has in traits.items()}
+al.table(100 * pd.DataFrame(share).dropna(axis=1, how="all"), "Percent of the cases that ran and passed every check.")
+
+# %%
+lost = c[c.status != "measured"]
+reason = lost.reason.str.replace(r"\b\d[\d.e+-]*", "N", regex=True).str.slice(0, 100)
+al.table(lost.groupby(["implementation", "status", reason]).size().rename("cases"), "Why others didn't; N is a number.")
+
+# %% [markdown] tags=["published"]
+# ## Few queries
 #
-# Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt
-# with more. K and V are read once and little else takes time, so that what counts is the part of the memory's bandwidth
-# that is reached.
+# In decoding, a few queries read many keys, so the bandwidth counts. A warm L2 may hold a part of K and V.
 
-# %%
-show("backends.lead")
+# %% tags=["published"]
+decoding = al.load(decode)
+fixed = {axis: value for axis, value in al.target(decoding).items() if axis not in ("batch", "values")}
+al.plot.lines(al.where(choices(decoding), **fixed), "batch", "bandwidth_gbs")
 
-# %%
-show("backends.few")
+# %% tags=["published"]
+shown(fastest(choices(decoding)), f"The fastest at every shape of {decode}.", "bandwidth_gbs")
 
-# %%
-show("backends.decode")
-
-# %%
-show("backends.decode_elsewhere")
-
-# %% [markdown]
-# ### Sequences of many lengths
-
-# %%
-show("backends.ragged")
-
-# %% [markdown]
-# ### Training
-
-# %%
-show("backends.training")
-
-# %% [markdown]
-# ## What it costs
-
-# %%
-show("backends.cost", price_per_hour=price_per_hour)
-
-# %% [markdown]
-# ## Letting a table choose
+# %% [markdown] tags=["published"]
+# ## FP8
 #
-# `attnlab.attend` calls at each shape what a run found to be faster than SDPA's own choice; at a shape that was not
-# measured, what is expected to be the fastest by the nearest ones; and SDPA elsewhere.
+# Speedups of kernels on e4m3 inputs over `kernel.best` in 16 bits. `quantizing` includes rounding Q, K and V. `rotated`
+# rotates Q and K first. The table has RMS errors against float64 of the unrounded values, over that of `kernel.best`.
 
-# %%
-show("backends.attend.chosen")
+# %% tags=["published"]
+eight = al.load(fp8)
+goal = {axis: value for axis, value in al.target(eight).items() if axis != "values"}
+faster = al.where(al.compare(eight.samples, "kernel.best"), **goal)
+al.plot.heatmap(faster.pivot(index="candidate", columns="values", values="speedup"))
 
-# %%
-show("backends.attend.regret")
-
-# %%
-show("backends.attend.overhead")
-
-# %% [markdown]
-# ## Peers
-#
-# Attention of other packages passes the same gate, in the same rounds and on the same clocks.
-
-# %%
-show("backends.peers.support")
-
-# %%
-show("backends.peers.beside")
-
-# %%
-show("backends.peers.dots")
-
-# %% [markdown]
-# ## The runs that are shown, and what has no latency
-
-# %%
-show("backends.run")
+# %% tags=["published"]
+errors = al.where(eight.checks, **{axis: goal[axis] for axis in AXES if axis in goal})
+errors = errors.pivot_table(index="implementation", columns="values", values="drawn_rms_error", aggfunc="mean")
+al.table(errors.loc[faster.candidate.unique()] / errors.loc["kernel.best"], "RMS error over that of kernel.best.")

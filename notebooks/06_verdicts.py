@@ -9,126 +9,112 @@
 # %% [markdown]
 # # Verdicts
 #
-# Is anything really faster than the baseline? First one fixed shape in full, then every comparison of the run, corrected
-# for their number, beside the comparison of the baseline with itself and the minimum detectable effect.
+# Is any implementation really faster than the baseline? A round times each implementation once, on the same inputs.
+# A comparison pairs the rounds. The baseline has two turns in a round: the second is the A/A control.
+# A speedup is the baseline's median latency over the candidate's. Above 1, the candidate is faster.
 
 # %% tags=["parameters"]
-run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
-study: str = "quick"  # what to measure: a file in studies/
-device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
+run = "h200-2026-11-28-main"  # a run in data/
+before = ""  # an earlier run that shares cases with it; empty for none
+baseline = "sdpa.auto"  # any implementation of the run
+seq_len = None  # None, here and below: as in the study's target
+head_dim = None
+clock = None  # "device", "eager" or "cupti"
 
 # %%
-from attnlab import select_run
+import pandas as pd
 
-show = select_run.exhibits(run, study, device)
-show
+import attnlab as al
 
-# %%
-show("verdicts.abstract")
-
-# %%
-show("verdicts.at_target")
-
-# %%
-show("verdicts.findings")
+recorded = al.load(run)
+at = al.target(recorded, seq_len=seq_len, head_dim=head_dim, clock=clock)
+verdicts = al.compare(recorded.samples, baseline)
+verdicts = verdicts[verdicts["values"] != "zeros"]  # no program computes attention over them
+print(recorded, f"Target: {', '.join(f'{axis} {value}' for axis, value in at.items())}", sep="\n")
 
 # %% [markdown]
-# ## At one shape
+# ## One shape
 #
-# One of the audited reports compared an array of samples with itself, found a speedup of exactly 1 and $p = 1$, and called
-# the baseline optimal. Such a comparison has no candidate and no noise. Here the candidates are other implementations, and
-# the control is the baseline measured a second time in the same rounds.
+# The 12 fastest candidates at the target, with 95 % intervals over cards or replicates. Holm's method adjusts p-values.
+# No difference below the smallest effect, which the A/A control gives, is called faster or slower.
 
 # %%
-show("verdicts.target")
-
-# %%
-show("verdicts.timings")
-
-# %%
-show("verdicts.to_beat")
+here = al.where(verdicts, **at).nlargest(12, "speedup")
+al.plot.dots(here, "speedup")
 
 # %% [markdown]
-# ## On other values
+# ## Other input distributions
 #
-# What a kernel takes may depend on the values of Q, K and V: on how large the scores are, and where a row's largest one
-# lies. Each kind of values is checked and timed like a shape of its own, and a verdict over all kinds is that on the worst.
+# Some kernels skip work that depends on the scores, so their latency depends on the values in Q, K and V.
+# A claim has to hold on the worst input distribution.
 
 # %%
-show("verdicts.values.said")
+place = {axis: value for axis, value in at.items() if axis != "values"}
+timed = al.where(verdicts, **place)
+wide = timed.pivot(index="candidate", columns="values", values="speedup")[timed["values"].unique()]
+al.plot.heatmap(wide.loc[wide.max(axis=1).nlargest(12).index])
 
 # %%
-show("verdicts.values")
+worst = al.worst(timed).sort_values("speedup", ascending=False)
+columns = ["candidate", "values", "candidate_us", "speedup", "highest", "n", "p_holm", "decision", "claimable"]
+al.table(al.with_interval(worst, "speedup")[columns], "Each candidate on its worst distribution.", bold=worst.claimable)
 
 # %%
-show("verdicts.values.elsewhere")
+al.statement(worst.iloc[0])
 
-# %%
-show("verdicts.kinds")
+# %% tags=["published"]
+best, bounded = (worst[worst.candidate == name].squeeze() for name in ("kernel.best", "kernel.bounded"))
+speedups = [best.speedup, best.highest, bounded.highest, 1 / bounded.speedup]
+al.holds(
+    "On 15 input distributions, `kernel.best` is 1.23x to 1.29x faster than PyTorch. `kernel.bounded` is 1.25x faster "
+    "on its best distribution, and 1.13x slower on its worst.",
+    best.n == 15 and [round(speedup, 2) for speedup in speedups] == [1.23, 1.29, 1.25, 1.13],
+)
 
 # %% [markdown]
-# ## What may be published
+# ## Does the clock decide?
 #
-# These statements follow from the data, whichever way it comes out. Where several kinds of values were timed at the
-# shape, they are made on the worst of them.
+# `device` times calls in a CUDA graph. `eager` times a Python call with its launch. `cupti` times the kernels alone.
 
 # %%
-show("verdicts.statement")
+anywhere = al.where(verdicts, **{axis: value for axis, value in place.items() if axis not in ("clock", "cache")})
+anywhere = anywhere.assign(timing=anywhere.clock + " clock, " + anywhere.cache + " cache")
+by_clock = al.worst(anywhere).pivot(index="candidate", columns="timing", values="speedup").loc[worst.candidate.head(12)]
+al.table(by_clock, "Speedup on the worst distribution; bold above 1.", bold=by_clock > 1)
 
 # %% [markdown]
-# For each of the candidates:
-
-# %%
-show("verdicts.publishable")
-
-# %% [markdown]
-# ## Speed and accuracy
+# ## How often is this wrong?
 #
-# A kernel can be fast because it rounds more.
+# A/A compares the study's baseline with itself at each shape. About 5 % of the intervals should exclude 1.
+# Each decision of faster or slower is wrong. The last columns are the smallest effect (%) over the shapes.
 
 # %%
-show("verdicts.accuracy")
+control = al.control(recorded.samples, recorded.manifest["study"]["baseline"])
+timings = control.assign(wrong=control.decision.isin(["faster", "slower"])).groupby(["clock", "cache"])
+rates = timings.agg(comparisons=("speedup", "size"), excludes_1=("excludes_1", "sum"), wrong=("wrong", "sum"))
+effects = 100 * timings.smallest_effect.quantile([0.5, 0.9]).unstack().add_prefix("effect, quantile ")
+al.table(rates.join(effects), "The baseline against itself.")
 
 # %% [markdown]
-# ## Every comparison
+# In simulated runs the speedup is known: none, except in the last column. A row is a distribution of latencies.
+# A single replicate can't see that processes differ.
 
 # %%
-show("verdicts.counted")
-
-# %%
-show("verdicts.by_timing")
-
-# %%
-show("verdicts.by_candidate")
+simulated = pd.read_csv(al.paths.REFERENCE / "calibration.csv")
+replicates = max(n for n in simulated.replicates.unique() if n <= recorded.samples.replicate.nunique())
+rows = simulated[simulated.replicates == replicates].set_index(["processes", "kind"])
+measures = ["median covered", "ratio covered", "faster or slower", "claimable", "faster by 5 % found"]
+shares = 100 * rows.pivot(columns="measure", values="value")[measures]
+al.table(shares, f"Percent of simulated runs with this outcome; replicates: {replicates}.")
 
 # %% [markdown]
-# ## Power
-#
-# The baseline measured against itself shows how often this run errs, and its minimum detectable effect.
+# ## Every comparison, and each case since an earlier run
 
 # %%
-show("verdicts.false_positives")
+decisions = pd.crosstab(verdicts.candidate, verdicts.decision.mask(verdicts.claimable, "faster, claimable"))
+al.table(decisions, f"Decisions against {baseline}: all shapes, input distributions and clocks.")
 
 # %%
-show("verdicts.controls")
-
-# %% [markdown]
-# How often the inference itself errs was simulated, with known truth.
-
-# %%
-show("verdicts.calibration.brief")
-
-# %%
-show("verdicts.calibration")
-
-# %% [markdown]
-# ## Burst or sustained?
-#
-# Tables name the regime of each comparison. What a load without pause does to the clock is on
-# [01_environment](01_environment.ipynb#environment.load).
-
-# %% [markdown]
-# ## Appendix: Every verdict
-
-# %%
-show("verdicts.every")
+before = before or ("h200-2026-11-28-backends" if run == "h200-2026-11-28-main" else "")
+changes = al.compare_runs(al.load(before), recorded) if before else None
+al.table(pd.crosstab(changes.implementation, changes.decision), before) if before else print("No earlier run is named.")

@@ -9,53 +9,136 @@
 # %% [markdown]
 # # Models
 #
-# A faster kernel need not make a faster model: attention is a part of a model's time, and the rest of each call is others'
-# code. Here models of Hugging Face transformers generate text, once with the SDPA that they call by themselves and once with
-# `attnlab.attend` in its place, registered through transformers' attention interface. Configurations are those of GPT-2
-# and of small Llamas with grouped heads, with random weights; or a model of one's own, on text.
-#
-# Records are made by `make model`; of each model, the newest of this device counts.
+# Does a faster kernel make a faster model? Models of Hugging Face transformers generate text with their own SDPA and with
+# `attnlab.attend` in its place. The weights of GPT-2 and the Llamas are random; `small` is a trained model.
 
 # %% tags=["parameters"]
-run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
-study: str = "quick"  # what to measure: a file in studies/
-device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
+run = "h200-2026-11-28-main"  # its device chooses the records
+records = ["h200-models-5", "h200-small"]  # in data/models/
+measure = False  # True: generate in the last cell
 
 # %%
-from attnlab import select_run
+import json
 
-show = select_run.exhibits(run, study, device)
-show
+import pandas as pd
+from IPython.display import display
+
+import attnlab as al
+
+records = json.loads(records) if isinstance(records, str) else records  # `papermill -p` passes a list as text
+folder, device = al.paths.data() / "models", al.load(run).manifest["device"]["name"]
+manifests = {name: json.loads((folder / name / "manifest.json").read_text()) for name in records}
+here = [name for name in records if manifests[name]["device"]["name"] == device]
+print(f"Records on {device}: {', '.join(here) or 'none; `make model` makes one'}.")
+
+
+def read(name):
+    """A table of the records that were made on the run's device."""
+    tables = [pd.read_parquet(folder / record / f"{name}.parquet").assign(record=record) for record in records]
+    return pd.concat(tables).query("record in @here")
+
+
+# %%
+plans = [model | {"record": name} for name in here for model in manifests[name]["plan"]["models"]]
+models = pd.DataFrame(plans, columns=["record", "name", "layers", "heads", "kv_heads", "head_dim"]).rename(columns={"name": "model"})
+al.table(models, "The models.") if here else None
 
 # %% [markdown]
 # ## What is gained
 #
-# A user waits for the first token while the model reads the whole prompt: queries are many, and attention grows with the
-# square of the length. Each later token is one query over the cache of keys and values. Steps under a CUDA graph also differ
-# by how far apart the driver runs a graph's kernels (`docs/models.md`).
+# A user waits for the first token while the model reads the prompt: many queries. Each later token is one query over the
+# cache of keys and values. A CUDA graph hides the launches by the host. A draft of 8 tokens is read in one step, as in
+# speculative decoding.
 
 # %%
-show("model.gained")
+phases = {"first_us": "first token", "rest_us": "later tokens", "graph_us": "one token, CUDA graph"}
+phases |= {"drafted_us": "8 drafted tokens", "drafted_graph_us": "8 drafted tokens, CUDA graph"}
+samples = read("samples").rename(columns={"attention": "implementation", "prompt": "seq_len"} | phases)
+samples = samples.merge(models[["record", "model", "heads", "head_dim"]])
+keys = ["record", "model", "implementation", "batch", "heads", "seq_len", "head_dim", "replicate"]
+long = samples.melt(keys, list(phases.values()), "clock", "latency_us").dropna(subset="latency_us")
+verdicts = [
+    al.compare(part.assign(latency_us=part.latency_us.astype(float)), "transformers.sdpa").assign(model=model)
+    for (_, model), part in long.groupby(["record", "model"], sort=False)
+]
 
 # %%
-show("model.records")
+if verdicts:
+    verdicts = pd.concat(verdicts).rename(columns={"seq_len": "prompt", "clock": "phase"})
+    verdicts["case"] = verdicts.model + ", prompt " + verdicts.prompt.astype(str)
+    is_generated = verdicts.phase.isin(["first token", "later tokens"])
+    display(al.plot.dots(verdicts[is_generated], "speedup", "case", hue="phase"))  # host and device
+    display(al.plot.dots(verdicts[~is_generated], "speedup", "case", hue="phase"))
 
 # %%
-show("model.compared")
+shown = ["model", "prompt", "phase", "baseline_us", "candidate_us", "speedup", "low", "high", "smallest_effect", "decision"]
+al.table(al.with_interval(verdicts[shown], "speedup"), "attnlab.attend against transformers' SDPA.") if here else None
 
-# %%
-show("model.steps")
+# %% tags=["published"]
+graph = al.where(verdicts, phase="one token, CUDA graph", model=["llama-64", "llama-128"], prompt=4096).speedup
+al.holds("With 4,096 tokens in the cache, a step of a Llama is 1.31x to 1.33x faster.", graph.between(1.305, 1.335))
+
+# %% tags=["published"]
+small = al.where(verdicts, phase="one token, CUDA graph", model="gpt2")
+al.holds("A step of GPT-2 is slower: the driver leaves longer gaps between its kernels (docs/models.md).", small.decision == "slower")
 
 # %% [markdown]
-# ## Whether the outputs agree
+# Tokens per second of all sequences of a batch, after the first token.
 
 # %%
-show("model.outputs")
+if here:
+    tokens = pd.Series({name: manifests[name]["plan"]["tokens"] for name in here})
+    rates = long[(long.clock == "later tokens") & ~long.implementation.str.startswith("control.")]
+    rates = rates.assign(rate=1e6 * rates.batch * (rates.record.map(tokens) - 1) / rates.latency_us.astype(float))
+    wide = rates.pivot_table(index=["model", "seq_len"], columns="implementation", values="rate", aggfunc="median", sort=False)
+    display(al.table(wide, "Tokens per second."))
 
 # %% [markdown]
 # ## How much there is to gain
 #
-# If attention took no time at all, a phase would be faster by its share.
+# If attention took no time, a phase would be 1 / (1 - share) times as fast. PyTorch's profiler gives the time of kernels.
 
 # %%
-show("model.share")
+share = read("kernels").assign(share_pct=lambda frame: 100 * frame.attention_us / frame.total_us)
+share = share[share.attention == "transformers.sdpa"].groupby(["model", "prompt", "phase"], sort=False).share_pct.median().reset_index()
+share["most"] = 1 / (1 - share.share_pct / 100)
+al.table(share.rename(columns={"most": "largest possible speedup"}), "Attention's share of the time of the device.") if here else None
+
+# %% [markdown]
+# ## Do the outputs agree?
+#
+# Errors are those of the logits at the last token of the prompts, against float32. With random weights the likeliest tokens
+# are close to each other: after one that differs, all later ones may. The control is SDPA again.
+
+# %%
+errors = read("outputs").groupby(["model", "prompt", "attention"], sort=False).max_error.max().unstack()
+agreeing = read("samples").groupby(["model", "prompt", "attention"], sort=False).agreeing.sum().unstack()
+both = errors.add_suffix(": max error").join(agreeing.add_suffix(": tokens as SDPA's"))
+al.table(both, "The largest errors, and the generated tokens that SDPA generated too.") if here else None
+
+# %% [markdown]
+# ## Measure
+#
+# `make model PARAMS="models=gpt2 batch=1,8 prompt=512,1024"` measures in fresh processes, with a control, and writes a record
+# to `data/models/`. The cell shows the calls that it makes.
+
+
+# %%
+def generate(attention, batch=4, prompt=512, tokens=17):
+    """Seconds in which a GPT-2 with random weights generates; the second call of two, which finds all kernels loaded."""
+    import torch
+    import transformers
+
+    on = {"device": "cuda", "dtype": torch.float16} if torch.cuda.is_available() else {"device": "cpu"}
+    config = transformers.GPT2Config(n_positions=prompt + tokens, attn_implementation=attention)
+    model, prompts = transformers.GPT2LMHeadModel(config).to(**on), torch.randint(50257, (batch, prompt), device=on["device"])
+    for _ in range(2):
+        start = pd.Timestamp.now()
+        model.generate(prompts, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False).cpu()
+    return (pd.Timestamp.now() - start).total_seconds()
+
+
+# %%
+if measure:
+    al.register("attnlab")  # makes attnlab.attend an attention of transformers
+    print({attention: generate(attention) for attention in ("sdpa", "attnlab")})

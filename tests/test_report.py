@@ -95,7 +95,7 @@ def test_page_loads_and_runs_nothing(notebooks):
     assert f'content="{policy}"' in page
     outputs = re.sub(r"<details>.*?</details>|xmlns(:xlink)?=\"[^\"]*\"", "", page, flags=re.DOTALL)
     assert not re.search(r"<(script|img|iframe|link|object|embed)\b|<[^>]*\son\w+=|url\((?!#)|@import|gone", outputs)
-    assert not re.search(r"""(src|href)=["'](?!#|02_b|data:)""", re.sub(r'href="#harmful-link"', "", outputs))
+    assert not re.search(r"""(src|href)=["'](?!#|02_b)""", re.sub(r'href="#harmful-link"', "", outputs))
     ids = re.findall(r'\bid="([^"]+)"', outputs)
     assert len(ids) == len(set(ids))
 
@@ -118,7 +118,7 @@ def test_parameters(notebooks):
     assert page.name == "02_b-batch=-2,-4.html"
     assert "x [2, 4]" in page.read_text()
     said = told(lambda: report.render("x", ["02_b"], parameters={"bacth": 1}))
-    assert said == "02_b has no parameter 'bacth'; it has run, batch; did you mean 'batch'?"
+    assert said == "02_b has no parameter 'bacth', but run, batch; did you mean 'batch'?"
     assert "did you mean '02_b'" in told(lambda: report.render("x", ["02_c"]))
 
 
@@ -129,7 +129,7 @@ def test_a_failing_cell_leaves_all_pages_as_they_were(notebooks):
     notebooks(report=["print('new')"], **{"02_b": ["# why\nraise ValueError('one\\ntwo')"]})
     assert told(report.render) == "02_b, the cell `# why`: ValueError: one"
     notebooks(**{"02_b": ["import os", "os._exit(3)"]})
-    assert told(report.render).startswith("02_b: the kernel died")
+    assert told(report.render).startswith("02_b, the kernel died")
     assert kept == {path: path.read_bytes() for path in good.parent.iterdir()}
 
 
@@ -138,7 +138,7 @@ def test_a_sentence_that_is_not_true_is_written_and_fails(notebooks, capsys):
     notebooks(report=[shown % True, shown % False])
     with pytest.raises(UserError, match="1 sentences are not true"):
         report.render()
-    assert "report: not true: kernel.best is faster\n" in capsys.readouterr().err
+    assert "report: kernel.best is faster\n" in capsys.readouterr().err
     assert "kernel.best is" in (paths.reports() / DEFAULT / "report.html").read_text()
 
 

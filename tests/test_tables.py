@@ -43,6 +43,7 @@ def test_a_cell_reads(value: Any, column: str, text: str) -> None:
         ((48.678, 48.51, 48.93), "48.7 [48.5, 48.9]"),
         ((5230.4, 5210.0, 5251.0), "5,230 [5,210, 5,251]"),
         ((2.0, np.nan, np.nan), "2.00"),
+        ((2.0, 2.0, 2.0), "2.00"),
         ((np.nan, 1.0, 2.0), "—"),
     ],
 )
@@ -143,6 +144,7 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
         (pd.Series([], dtype=bool), False),
         (np.array([1, 0]), False),
         (pd.NA, False),
+        (lambda: {}["a"], False),
     ],
 )
 def test_a_sentence_shows_only_where_it_holds(condition: Any, is_true: bool, monkeypatch: pytest.MonkeyPatch) -> None:

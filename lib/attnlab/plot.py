@@ -108,16 +108,15 @@ def lines(
     _require(frame, [hue, x, col], y, low, high)
     along, keys = frame.sort_values(x), [key for key in (col, hue) if key]
     last = along.groupby(hue)[y].last().sort_values(ascending=False)
-    looks = _looks(frame, hue, colours, last.index)
     is_number = frame[x].dtype.kind in "iuf"
+    looks = _looks(frame, hue, colours, last.index, line="-" if is_number else "none")
     values = np.sort(frame[x].unique()) if is_number else frame[x].unique()
     places = dict(zip(values, values if is_number else range(len(values)), strict=True))
     panels = list(frame.groupby(col)) if col else [("", frame)]
     figure, grid = _panels(len(panels), looks)
     for axes, (value, part) in zip(grid, panels, strict=True):
         for name, line in part.assign(place=part[x].map(places)).sort_values("place").groupby(hue, sort=False):
-            look = looks[name] | ({} if is_number else {"linestyle": "none"})
-            axes.errorbar(line["place"], line[y], _bars(line, y, low, high), **look)
+            axes.errorbar(line["place"], line[y], _bars(line, y, low, high), **looks[name])
         axes.set_title(title.format(_named(col, value) if col else ""))
         axes.set_ylabel(heading(y) if axes.get_subplotspec().is_first_col() else "")  # type: ignore[union-attr]
     _scale(grid[0].yaxis, y, frame[y], "y" in log)
@@ -148,12 +147,12 @@ def dots(
     Each value of `hue` has a mark in the row. Arguments and errors are those of `lines`.
     """
     _require(frame, [y, hue], x, low, high)
-    rows, looks = list(frame[y].unique()), _looks(frame, hue or y, colours)
-    figure, (axes,) = _panels(1, looks if hue else {}, len(rows) * (0.2 + 0.05 * (len(looks) if hue else 0)))
+    rows, looks, several = list(frame[y].unique()), _looks(frame, hue or y, colours), frame[y].duplicated().any()
+    figure, (axes,) = _panels(1, looks if hue else {}, len(rows) * (0.2 + several * 0.05 * len(looks)))
     for number, (name, look) in enumerate(looks.items()):
         part = frame[frame[hue or y] == name]
-        places = part[y].map(rows.index) + (0.6 * ((number + 0.5) / len(looks) - 0.5) if hue else 0)
-        axes.errorbar(part[x], places, xerr=_bars(part, x, low, high), **look | {"linestyle": "none"})
+        places = part[y].map(rows.index) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5)
+        axes.errorbar(part[x], places, xerr=_bars(part, x, low, high), **look)
     axes.axvline(reference, color="#444444", linewidth=0.9)
     _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].stack(), "x" in log)
     axes.set_yticks(range(len(rows)), [_named(y, value) for value in rows])
@@ -222,7 +221,7 @@ def roofline(
     figure, (axes,) = _panels(1, looks, 3.2)
     for (name, is_causal), part in cases.groupby([hue, "causal"], sort=False):
         hollow = {"markerfacecolor": "none"} if is_causal else {}
-        axes.plot(part["intensity"], part["throughput_tflops"], **looks[name] | {"linestyle": "none"} | hollow)
+        axes.plot(part["intensity"], part["throughput_tflops"], **looks[name] | hollow)
     span = np.geomspace(cases["intensity"].min() / 2, 2 * max(cases["intensity"].max(), 1e3 * product / memory))
     roofs = [(f"memory {significant(memory)} GB/s, matrix product {significant(product)} TFLOP/s", memory, "-")]
     for label, rate, style in [*roofs, (f"L2 {significant(l2)} GB/s", l2, "-.")]:
@@ -260,15 +259,18 @@ def _require(frame: pd.DataFrame, keys: Sequence[str | None], *more: str | None)
         raise UserError(f"{len(pooled)} rows are pooled at {at}; they differ in {', '.join(columns)}: {advice}")
 
 
-def _looks(frame: pd.DataFrame, hue: str, colours: Mapping[Any, str] | None, order: Any = None) -> dict[Any, Any]:
-    """Colour, marker and label for each value of a column, as arguments of a plot."""
+def _looks(
+    frame: pd.DataFrame, hue: str, colours: Mapping[Any, str] | None, order: Any = None, line: str = "none"
+) -> dict[Any, dict[str, Any]]:
+    """Colour, marker, line and label for each value of a column, as arguments of a plot."""
     names = sorted(frame[hue].unique())
     palette = OTHERS if hue in SUBJECTS else list(LOOKS.values())[1:]
     others = [name for name in names if hue not in SUBJECTS or name not in LOOKS]
     looks = LOOKS | {name: palette[n % len(palette)] for n, name in enumerate(others)}
     chosen = {name: look[0] for name, look in looks.items()} | dict(colours or {})
     order = names if order is None else order
-    return {name: {"color": chosen[name], "marker": looks[name][1], "label": _named(hue, name)} for name in order}
+    styles = {name: {"color": chosen[name], "marker": looks[name][1], "linestyle": line} for name in order}
+    return {name: style | {"label": _named(hue, name)} for name, style in styles.items()}
 
 
 def _named(column: Hashable, value: Any) -> str:
@@ -315,7 +317,7 @@ def _scale(axis: Any, name: str, values: pd.Series, is_log: bool) -> None:
     elif low >= 0 and high > 2 * low:
         axis.axes.set(**{f"{axis.axis_name}lim": (0, None)})
     factor = 100 if name in FRACTIONS else 1
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{factor * value:,.6g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{factor * value:,.10g}"))
 
 
 def _label_ticks(grid: Sequence[Axes], places: Sequence[float], labels: Sequence[str], turns: bool) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -34,6 +35,7 @@ from nbconvert.filters import Highlight2HTML, convert_pandoc
 from papermill.exceptions import PapermillExecutionError
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
+from vl_convert import svg_to_pdf
 
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError, suggestion
@@ -42,18 +44,14 @@ from attnlab.runs import read
 REPORT = "report"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOW = "no PDF: install Chromium, or pdflatex with pandoc (the package pypandoc-binary brings it), and render again"
-LIMIT_S = 300
-"""The longest that a program which makes a PDF may take."""
-TAGS = (
-    "style div span p b strong em i code pre br sub sup ul ol li table caption colgroup col thead tbody tfoot tr th td"
-)
+LIMIT_S = 300  # for a program that makes a PDF
+TAGS = "style div span p b strong em i code pre br sub sup ul ol li table caption thead tbody tfoot tr th td"
 ATTRIBUTES = "class id style colspan rowspan scope role aria-label tabindex"
 """What HTML of an output may hold; the rest is left out."""
 LINK_TO_FILE = re.compile(r"""(<a\b[^>]*?)\shref=(["'])(?!#|https?:|mailto:).*?\2""", re.DOTALL)
 """A link that a browser would print as an address on this machine."""
+TEMPLATES = {"extra_template_basedirs": [str(Path(__file__).with_name("template"))]}
 Notebook = Any
-Wanted = Mapping[str, tuple[Notebook, dict[str, object]]]
-"""By page its notebook and the values of parameters."""
 
 
 def names() -> list[str]:
@@ -62,10 +60,7 @@ def names() -> list[str]:
 
 
 def render(
-    run: str = "",
-    notebooks: Iterable[str] | None = None,
-    jobs: int = 2,
-    parameters: Mapping[str, object] | None = None,
+    run: str = "", notebooks: Iterable[str] | None = None, jobs: int = 2, parameters: Mapping[str, object] | None = None
 ) -> Path:
     """Execute notebooks for a recorded run, write their pages to ``reports/<run>/``, and return the first one.
 
@@ -73,13 +68,12 @@ def render(
 
     Args:
         run: a run in ``data/``; the published one, which is the report's default, if empty.
-        notebooks: some of those in ``notebooks/``; `names` if None.
-        jobs: how many are executed at the same time.
+        notebooks: some of those in ``notebooks/``; `names` if None. So many `jobs` are executed at the same time.
         parameters: others than the run, for each notebook; the names of pages have them.
 
     Raises:
-        UserError: there is no such run, notebook or parameter, or a cell failed; nothing was written. Or `holds` found
-            a sentence that is not true, or the PDF failed; the pages were written.
+        UserError: there is no such run, notebook or parameter, or a cell failed, and nothing was written; or `holds`
+            found a sentence that is not true, or the PDF failed, and the pages were written.
     """
     run, given = str(run or _parameters(REPORT)["run"]), dict(parameters or {})
     read.read_manifest(run)
@@ -87,8 +81,7 @@ def render(
     for name in names() if notebooks is None else notebooks:
         known = _parameters(name)
         for wrong in set(given) - set(known):
-            has = f"it has {', '.join(known)}{suggestion(wrong, known)}"
-            raise UserError(f"{name} has no parameter {wrong!r}; {has}")
+            raise UserError(f"{name} has no parameter {wrong!r}, but {', '.join(known)}{suggestion(wrong, known)}")
         notebook = nbformat.read(_source(name), as_version=4)
         if given or run != known.get("run"):
             notebook.cells = [cell for cell in notebook.cells if "published" not in cell.metadata.get("tags", [])]
@@ -110,13 +103,14 @@ def _source(name: str) -> Path:
     return paths.NOTEBOOKS / f"{name}.ipynb"
 
 
-def _build(run: str, wanted: Wanted, jobs: int) -> Path:
+def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], jobs: int) -> Path:
     folder = paths.reports() / run
     files.require_writable(folder, "ATTNLAB_REPORTS")
     busy = f"{paths.shown(folder)}/: another process is rendering it; waiting"
     cleaned = tempfile.TemporaryDirectory(prefix="attnlab-", ignore_cleanup_errors=True)
     with files.held(folder / ".lock", lambda: _say(busy)), cleaned as scratch:
-        executed = _execute_all(run, wanted, Path(scratch), jobs)
+        with ThreadPool(jobs) as pool:  # its threads are daemons, and kernels end with this process
+            executed = dict(pool.imap_unordered(lambda page: _execute(run, Path(scratch, page), *wanted[page]), wanted))
         program, pdf = _program() if REPORT in executed else "", folder / "report.pdf"
         there = [name for name in names() if name in executed or (folder / f"{name}.html").is_file()]
         links = {name: f"{name}.html" for name in there} | ({"PDF": pdf.name} if program or pdf.is_file() else {})
@@ -131,21 +125,23 @@ def _build(run: str, wanted: Wanted, jobs: int) -> Path:
     if REPORT in executed and not program:
         _say(HOW)
     _require_true(executed)
-    return folder / f"{next(iter(pages))}.html"
+    return folder / f"{next(iter(wanted))}.html"
 
 
 def _require_true(executed: Mapping[str, Notebook]) -> None:
     """Pass on the warnings of notebooks, and raise UserError if a guarded sentence is not true."""
     wrong = 0
-    for page, notebook in executed.items():
-        for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-            if output.get("name") == "stderr":
-                _say(f"{page}: {output.text.strip()}")
-            if output.get("metadata", {}).get("attnlab", {}).get("holds") is False:
-                wrong += 1
-                _say(f"{page}: not true: {' '.join(output.data.get('text/plain', '').split())}")
+    for page, output in ((name, output) for name in executed for output in _outputs(executed[name])):
+        is_wrong = output.get("metadata", {}).get("attnlab", {}).get("holds") is False
+        wrong += is_wrong
+        if is_wrong or output.get("name") == "stderr":
+            _say(f"{page}: {' '.join((output.get('text') or output.data['text/plain']).split())}")
     if wrong:
         raise UserError(f"{wrong} sentences are not true, and their pages say so: correct them")
+
+
+def _outputs(notebook: Notebook) -> list[Any]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
 def _say(line: str) -> None:
@@ -158,30 +154,18 @@ class _Kernel(AsyncKernelManager):
     @property
     def kernel_spec(self) -> KernelSpec:
         """How to start it."""
-        package, stated = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
-        environment = {"PYTHONPATH": f"{package}{os.pathsep}{stated}" if stated else package}
-        environment |= {"IPYTHONDIR": str(Path(self.connection_file).parent), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=CRITICAL"]
-        command += ["--HistoryManager.enabled=False"]
-        return KernelSpec(argv=command, env=environment, language="python", display_name="Python 3")
+        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+        folder = str(Path(self.connection_file).parent)
+        environment = {"PYTHONPATH": path, "IPYTHONDIR": folder, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        options = ["-f", "{connection_file}", "--log-level=CRITICAL", "--HistoryManager.enabled=False"]
+        argv = [sys.executable, "-m", "ipykernel_launcher", *options]
+        return KernelSpec(argv=argv, env=environment, language="python", display_name="Python 3")
 
 
-def _execute_all(run: str, wanted: Wanted, scratch: Path, jobs: int) -> dict[str, Notebook]:
-    """The executed notebooks by page. Threads are daemons, and kernels end with this process: nothing outlives it."""
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)
-    executed = {}
-    with ThreadPool(jobs) as pool:
-        for page, notebook, seconds in pool.imap_unordered(
-            lambda page: _execute(scratch / page, *wanted[page]), wanted
-        ):
-            executed[page] = notebook
-            _say(f"{run}: {page}, {seconds:.1f} s")
-    return {page: executed[page] for page in wanted}
-
-
-def _execute(scratch: Path, notebook: Notebook, values: dict[str, object]) -> tuple[str, Notebook, float]:
-    """The page, its notebook with outputs, and how many seconds these took. UserError if a cell fails."""
+def _execute(run: str, scratch: Path, notebook: Notebook, values: dict[str, object]) -> tuple[str, Notebook]:
+    """The page, and its notebook with outputs. UserError if a cell fails."""
     scratch.mkdir()
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
     copy, connection, began = scratch / "copy.ipynb", scratch / "kernel.json", time.perf_counter()
     nbformat.write(notebook, copy)
     # Sockets in a folder of this user's: no other can connect, and no port is taken twice. A path has 107 bytes.
@@ -195,8 +179,9 @@ def _execute(scratch: Path, notebook: Notebook, values: dict[str, object]) -> tu
         first, reason = (str(text).strip().partition("\n")[0] for text in (error.source, error.evalue))
         raise UserError(f"{scratch.name}, the cell `{first}`: {error.ename}: {reason}") from None
     except (DeadKernelError, RuntimeError) as error:
-        raise UserError(f"{scratch.name}: the kernel died: {str(error).partition(chr(10))[0]}") from None
-    return scratch.name, executed, time.perf_counter() - began
+        raise UserError(f"{scratch.name}, the kernel died: {' '.join(str(error).split())}") from None
+    _say(f"{run}: {scratch.name}, {time.perf_counter() - began:.1f} s")
+    return scratch.name, executed
 
 
 class _Markdown(mistune.HTMLRenderer):
@@ -220,10 +205,9 @@ class _Markdown(mistune.HTMLRenderer):
 
 def _html(notebook: Notebook, run: str, links: Mapping[str, str]) -> str:
     """A page; the same notebook gives the same bytes. `links` are addresses by label, empty for the page itself."""
-    template = {"template_name": "template", "extra_template_basedirs": [str(Path(__file__).parent)]}
     shown = ["image/svg+xml", "text/html", "text/markdown", "image/png", "text/plain"]
-    config = Config({"TemplateExporter": template, "NbConvertBase": {"display_data_priority": shown}})
-    exporter, numbers = TemplateExporter(config=config, file_extension=".html"), count(1)
+    config = Config({"TemplateExporter": TEMPLATES, "NbConvertBase": {"display_data_priority": shown}})
+    exporter, numbers = TemplateExporter(config=config, template_name="page", file_extension=".html"), count(1)
     plugins = [import_plugin("math"), import_plugin("table")]
     exporter.register_filter("markdown2html", mistune.Markdown(_Markdown(escape=True), plugins=plugins))
     exporter.register_filter("highlight_code", Highlight2HTML(pygments_lexer="ipython3"))
@@ -286,8 +270,8 @@ def _pdf(program: str, notebook: Notebook, page: Path, scratch: Path) -> bytes:
     else:
         copy = scratch / page.name
         copy.write_text(LINK_TO_FILE.sub(r"\1", page.read_text()))
-        # A sandbox can't be had as root, and the page runs no script.
-        options = ["--headless", "--disable-gpu", *["--no-sandbox"] * (os.geteuid() == 0), "--no-pdf-header-footer"]
+        options = ["--headless", "--disable-gpu", "--no-pdf-header-footer"]
+        options += ["--no-sandbox"] if os.geteuid() == 0 else []  # root can't have one, and the page runs no script
         options += [f"--user-data-dir={scratch}/profile", f"--print-to-pdf={made}", copy.as_uri()]
     for _ in range(1 + latex):  # LaTeX writes references in a second pass
         with suppress(subprocess.TimeoutExpired):
@@ -303,14 +287,14 @@ def _write_latex(notebook: Notebook, folder: Path) -> None:
     paper, plain = deepcopy(notebook), "markdown-raw_tex-raw_html-raw_attribute"
     paper.metadata |= {"title": _title(notebook), "authors": [{"name": "attnlab"}]}
     paper.cells[0].source = re.sub(r"^# .+$", "", paper.cells[0].source, count=1, flags=re.M)
-    exporter = LatexExporter(
-        config=Config({"TemplateExporter": {"exclude_input": True, "exclude_output_prompt": True}})
+    for cell in paper.cells:
+        cell.source = re.sub(r"\[([^]]+)\]\([^)]+\.ipynb\)", r"\1", cell.source)
+    for data in (output.data for output in _outputs(paper) if "image/svg+xml" in output.get("data", {})):
+        data["application/pdf"] = b64encode(svg_to_pdf(data["image/svg+xml"])).decode()
+    exporter = LatexExporter(config=Config({"TemplateExporter": TEMPLATES}), template_name="paper")
+    exporter.register_filter(
+        "convert_pandoc", lambda text, of, to, **more: convert_pandoc(text, of.replace("markdown", plain), to, **more)
     )
-
-    def convert(text: str, of: str, to: str, **options: Any) -> str:
-        return convert_pandoc(text, of.replace("markdown", plain), to, **options)
-
-    exporter.register_filter("convert_pandoc", convert)
     text, resources = exporter.from_notebook_node(paper, {"unique_key": REPORT})
     for name, content in {"report.tex": text.encode(), **resources["outputs"]}.items():
         (folder / name).write_bytes(content)

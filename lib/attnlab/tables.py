@@ -58,7 +58,7 @@ def heading(column: Hashable) -> str:
     """A column's name as readers see it, with its unit: ``throughput (TFLOP/s)`` for ``throughput_tflops``."""
     stem, _, unit = str(column).rpartition("_")
     if not str(column).isidentifier():
-        return printable(str(column))
+        return text_of(column)
     words = f"{stem} ({UNITS[unit]})" if unit in UNITS else str(column)
     return TITLES.get(str(column), words.replace("_", " "))
 
@@ -98,11 +98,10 @@ def with_interval(frame: pd.DataFrame, name: str, low: str = "low", high: str = 
 
 
 def _interval(value: float, low: float, high: float) -> str:
-    if not all(map(math.isfinite, (value, low, high))) or not value:
+    if not (value and math.isfinite(value) and high > low):
         return significant(value)
     least = max(0, 2 - math.floor(math.log10(abs(value))))
-    wanted = math.ceil(-math.log10((high - low) / 2)) if high > low else least
-    decimals = min(max(least, wanted), least + 2)
+    decimals = min(max(least, math.ceil(-math.log10((high - low) / 2))), least + 2)
     return f"{value:,.{decimals}f} [{low:,.{decimals}f}, {high:,.{decimals}f}]"
 
 
@@ -133,10 +132,14 @@ class Table:
         return styler.apply(lambda _: np.where(self._bold, "font-weight: bold", ""), axis=None)
 
     def _repr_html_(self) -> str:
+        if self.frame.empty:
+            return f"<p>{html.escape(self.caption)}</p>"
         label = html.escape(self.caption or "table")
         return f'{SCROLLS}{label}">{self.style.to_html()}</div>'
 
     def _repr_latex_(self) -> str:
+        if self.frame.empty:
+            return latex_text(self.caption)
         styler = self._styler(latex_text)
         styler.use({"apply": self.style.export()["apply"][1:]})  # the first is the bold mask
         is_long = len(self.frame) > LONG
@@ -238,11 +241,16 @@ def holds(words: str, condition: Any) -> None:
     The output's metadata say which: ``{"attnlab": {"holds": true}}``. The build of the published report fails on false.
 
     Args:
-        condition: a truth value, or a column of them, which holds if it has rows and all are true.
+        condition: a truth value; a column of them, which holds if it has rows and all are true; or a function of no
+            arguments that gives one of these, and does not hold if the run lacks what it looks for.
 
     Raises:
         UserError: the condition is a frame.
     """
+    try:
+        condition = condition() if callable(condition) else condition
+    except (LookupError, ValueError, AttributeError, UserError):
+        condition = False
     if isinstance(condition, pd.DataFrame):
         raise UserError("the condition is a frame: name one of its columns, or end it with .all(axis=None)")
     each = np.atleast_1d(np.asarray(condition, dtype=object))
