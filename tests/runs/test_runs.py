@@ -13,7 +13,7 @@ import synthetic
 from conftest import told
 from pyarrow import parquet
 
-from attnlab import __main__, select_run
+from attnlab import __main__
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
@@ -323,13 +323,6 @@ def test_a_run_that_was_cut_off_is_closed_with_the_replicates_that_are_whole(dat
         write.close_early("cut")
 
 
-def test_how_counters_were_taken_is_kept_where_it_is_known(data):
-    told = {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
-    write.state(cut_off(), {"profile": told})
-    write.close_early("cut")
-    assert read.load("cut").manifest["profile"] == told
-
-
 def test_a_run_is_closed_with_what_it_holds_of_a_second_replicate(data):
     write.close_early(cut_off(also="r01-s000"))
     closed = read.load("cut")
@@ -337,29 +330,11 @@ def test_a_run_is_closed_with_what_it_holds_of_a_second_replicate(data):
     assert closed.cases["replicate"].tolist() == [0, 0, 1]
 
 
-def test_a_run_that_lacks_nothing_is_closed_as_any_other(data):
-    told = {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
-    write.state(cut_off(also="r01"), {"profile": told})
-    write.close_early("cut")
-    assert read.load("cut").complete
-    assert "closed_early" not in read.load("cut").manifest
-
-
 def test_a_run_without_a_whole_replicate_is_not_closed(data):
     synthetic.write("begun", synthetic.Recipe(shapes=1))
     with pytest.raises(UserError, match="no replicate of 'begun' is whole: "):
         write.close_early("begun")
     assert not read.load("begun").complete
-
-
-def test_a_table_without_an_axis_is_refused(data):
-    begun()
-    write.add_part("one", "samples", "a", rows(1.0, 2.0).drop(columns="values"))
-    (part,) = (data / "one" / "parts").glob("samples.*")
-    assert refused("one") == (
-        f"{part}: the column 'values' is missing: "
-        f"delete {part.parent}/*.a*, and `make measure RUN=one` measures that again"
-    )
 
 
 def test_files_of_the_measuring_code_that_differ_are_listed():
@@ -374,11 +349,6 @@ def three(data) -> None:
     """Three runs; the latest began when the clock had been set back."""
     for name, day in (("old", 20), ("new", 21), ("latest", 19)):
         begun(name, created=f"2026-11-{day}T09:00:00+00:00")
-
-
-def test_there_is_none(data):
-    assert list(read.manifests()) == []
-    assert not data.exists()
 
 
 def test_the_newest_comes_first_whatever_its_clock_said(three):
@@ -404,22 +374,3 @@ def test_what_can_not_be_read_is_passed_over_with_its_reason(three, spoil, reaso
     (error,) = refused
     assert str(error).startswith(f"{path} {reason}")
     assert {name for name, _ in read.manifests()} == {"latest", "old"}
-
-
-def test_one_at_a_time(three, monkeypatch):
-    asked: list[str] = []
-    manifest = read.read_manifest
-    monkeypatch.setattr(read, "read_manifest", lambda name: asked.append(name) or manifest(name))
-    assert next(read.manifests())[0] == "latest"
-    assert asked == ["latest"]
-
-
-def test_the_run_that_a_notebook_takes_is_the_newest_that_can_be_read(data, capsys):
-    study = studies.parse(synthetic.LONELY.stated, "synthetic.yaml")
-    for name in ("older", "newer", "spoilt"):
-        synthetic.write(name, synthetic.LONELY)
-    path = schema.folder("spoilt") / "manifest.json"
-    path.write_text(path.read_text().replace("Imaginary", "Another"))
-    assert select_run._newest(study, "Imaginary X1", complete=True) == "newer"
-    said = f"passed over: {path} was changed after it was recorded, so the run is refused: restore it\n"
-    assert capsys.readouterr().err == said

@@ -73,15 +73,3 @@ def test_a_damaged_file_is_warned_of_once_and_replaced(text):
     assert "\n" not in str(warned[0].message)
     tuned.keep(*HERE, "one", FLASH)
     assert tuned.load(*HERE) == {"one": "sdpa.flash"}
-
-
-def test_without_a_home_nothing_is_loaded(monkeypatch):
-    for name in ("ATTNLAB_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-
-    def homeless():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(tuned.paths.Path, "home", homeless)
-    with pytest.warns(UserWarning, match="home directory"):
-        assert tuned.load(*HERE) == {}
