@@ -52,14 +52,7 @@ def test_all_that_recording_loads_is_covered():
 def test_measuring_reaches_what_it_runs_in_other_processes_and_languages_and_nothing_that_infers():
     reached = set(sources.digests(RECORD))
     assert {name.split("/")[0] for name in reached} == {"base", "compile", "measure", "runs", "study"}
-    assert {
-        f"measure/clocks/{name}"
-        for name in ("external_tools.py", "cuda_events.py", "in_process.py", "canary.py", "canary.cu")
-    } <= reached
-    assert {f"measure/subjects/{name}.py" for name in ("attend", "rungs", "sdpa", "oracle")} <= reached
-    assert {f"measure/peers/{name}.py" for name in ("subjects", "cudnn", "flashinfer")} <= reached
-    assert {"measure/instruments/counters.py", "measure/gate/poison.cu", "measure/session/ceilings.cu"} <= reached
-    assert {"base/rules.py", "runs/write.py", "study/shapes.py", "compile/nvrtc.py", "base/sources.py"} <= reached
+    assert {"measure/clocks/external_tools.py", "measure/instruments/counters.py", "measure/gate/poison.cu"} <= reached
 
 
 def test_imports_are_followed_wherever_they_stand(package):

@@ -1,7 +1,6 @@
 """`attnlab.attention`: what reaches `attend` within the block, what is left to PyTorch, and what is put back."""
 
-import pickle
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from threading import Event, Thread
 
@@ -48,11 +47,8 @@ def outcome(given, options, context):
         ((Q, Q, Q), {"dropout_p": 0.5}, False),
         ((Q, KEYS, KEYS), {"is_causal": True}, False),
         ((Q, KEYS[:, :2], KEYS[:, :2]), {}, False),  # an error
-        ((Q, KEYS[:, :1], KEYS[:, :1]), {}, False),
         ((Q, KEYS[:, :3], KEYS[:, :3]), {"enable_gqa": True}, False),
-        ((Q, KEYS[:1], KEYS[:1]), {}, False),
         ((Q, KEYS, KEYS[..., :8]), {}, False),
-        ((Q, KEYS[..., :8], KEYS[..., :8]), {}, False),
         ((Q[0], Q[0], Q[0]), {}, False),
         ((Q, Q.double(), Q.double()), {}, False),
         ((Q.clone().requires_grad_(), Q, Q), {}, False),
@@ -61,11 +57,8 @@ def outcome(given, options, context):
         ((Q, Q, Q), {"scale": -0.5}, True),
         ((Q, Q), {}, False),  # errors, in PyTorch's words
         ((Q, Q, Q), {"is_causal": None}, False),
-        ((Q, Q, Q), {"enable_gqa": None}, False),
-        ((Q, Q, Q), {"dropout_p": None}, False),
         ((Q, Q, Q), {"causal": True}, False),
         (3 * [Q.int()], {}, False),
-        (3 * [torch.complex(Q, Q)], {}, False),
         (3 * [torch.nested.nested_tensor([*Q]).transpose(1, 2)], {}, False),
         (3 * [Q.to("meta")], {}, True),
     ],
@@ -79,19 +72,6 @@ def test_within_the_block_attend_computes_what_it_serves_and_pytorch_the_rest(ca
     else:
         torch.testing.assert_close(found, expected, equal_nan=True)
         assert found.requires_grad == expected.requires_grad
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bfloat16])
-def test_autocast_casts_what_it_casts_for_pytorch(calls, dtype, compiled):
-    given = [Q.to(dtype)] * 3
-    call = torch.compile(lambda *tensors: F.scaled_dot_product_attention(*tensors), fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = F.scaled_dot_product_attention(*given)
-        with attnlab.attention():
-            found = (call if compiled else F.scaled_dot_product_attention)(*given)
-            torch.testing.assert_close(found, expected)
-    assert calls
 
 
 def test_nested_blocks_errors_and_threads_put_pytorchs_function_back(calls):
@@ -150,49 +130,6 @@ def test_the_function_of_another_library_computes_what_attend_does_not_and_is_pu
             assert F.scaled_dot_product_attention == there
         assert library.calls == 2 * [{"attn_mask": MASK}]  # as it was called
         assert len(calls) == 2
-
-
-def test_what_another_library_puts_in_place_within_the_block_stays(calls):
-    block, library, second = attnlab.attention(), Library(), attnlab.attention()
-    with ExitStack() as stack:
-        block.__enter__()
-        stack.enter_context(library)
-        block.__exit__(None, None, None)
-        for context, reached in ((nullcontext(), 0), (second, 1), (nullcontext(), 1)):
-            with context:
-                F.scaled_dot_product_attention(Q, Q, Q)
-            assert F.scaled_dot_product_attention == library.attention
-            assert len(calls) == reached
-        assert len(library.calls) == 2
-    assert F.scaled_dot_product_attention(Q, Q, Q).shape == Q.shape  # of the block, which has ended
-    assert len(calls) == 1
-    with attnlab.attention():  # puts PyTorch's back, which it found at first
-        F.scaled_dot_product_attention(Q, Q, Q)
-    assert len(calls) == 2
-
-
-def test_blocks_that_end_in_another_order_put_back_what_the_first_found(calls):
-    first, second = attnlab.attention(), attnlab.attention()
-    with Library() as library:
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        F.scaled_dot_product_attention(Q, Q, Q)
-        assert len(calls) == 1
-        second.__exit__(None, None, None)
-        assert F.scaled_dot_product_attention == library.attention
-
-
-def test_a_function_that_was_saved_within_the_block_is_pytorchs_after_it(calls):
-    with attnlab.attention():
-        saved = F.scaled_dot_product_attention
-        for function in (saved, partial(saved, is_causal=True), saved.__call__):
-            function(Q, Q, Q)
-        assert len(calls) == 3
-        assert pickle.loads(pickle.dumps(saved)) is PYTORCH
-    torch.testing.assert_close(saved(Q, Q, Q), PYTORCH(Q, Q, Q))
-    assert len(calls) == 3
-    assert saved.__name__ == PYTORCH.__name__
 
 
 class Model(torch.nn.Module):

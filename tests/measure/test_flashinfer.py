@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.measure.peers import flashinfer, packages, plans
+from attnlab.measure.peers import flashinfer, plans
 from attnlab.measure.peers.flashinfer import Pages
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.sdpa import sdpa
@@ -102,28 +102,3 @@ def test_every_way_without_a_copy_gives_the_same(pretended, q, k, tried):
     assert {(kind, shape) for kind, _, shape in noted} == tried
     assert {backend for kind, backend, _ in noted if kind != "single"} == {"fa2", "fa3"}
     assert set(reasons) <= {flashinfer.COPIED}
-
-
-def test_where_every_way_would_copy_there_is_none(pretended):
-    package, noted = pretended
-    q, k = drawn(2, 4, 5, "heads first"), drawn(2, 2, 48, "heads first")
-    reasons: list[str] = []
-    ways = flashinfer.Ways(package, (q, k, k), True, None)
-    assert {plans.unless_refused(way, flashinfer.REFUSALS, reasons) for way in ways} == {None}
-    assert set(reasons) == {flashinfer.COPIED}
-    assert noted == []
-
-
-def test_keys_and_values_that_lie_otherwise_are_no_pages(pretended):
-    package, _ = pretended
-    q, k, v = drawn(2, 4, 1, "heads first"), drawn(2, 2, 48, "heads first"), drawn(2, 2, 48, "tokens first")
-    reasons: list[str] = []
-    ways = flashinfer.Ways(package, (q, k, v), False, None)
-    assert {plans.unless_refused(way, flashinfer.REFUSALS, reasons) for way in ways} == {None}
-    assert set(reasons) == {flashinfer.COPIED}
-
-
-def test_without_its_package_it_is_not_installed(monkeypatch):
-    monkeypatch.setattr(packages, "imported", lambda module: ModuleNotFoundError(f"No {module}", name=module))
-    with pytest.raises(Unsupported, match=r"^FlashInfer is not installed$"):
-        packages.installed("flashinfer", "FlashInfer")

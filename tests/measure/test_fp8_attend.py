@@ -13,7 +13,7 @@ from attnlab.base import paths
 from attnlab.compile import check
 from attnlab.measure.fp8 import accuracy
 from attnlab.measure.fp8.attend import attend
-from attnlab.measure.fp8.quantize import E4M3, Quantized, quantize
+from attnlab.measure.fp8.quantize import E4M3, quantize
 from attnlab.measure.subjects import oracle, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.launch import ScaledMaps
@@ -64,24 +64,6 @@ def test_an_output_in_e4m3_is_over_its_scale(each, causal):
     assert (stated - exact)[held].norm() < 0.06 * exact[held].norm()
 
 
-@pytest.mark.parametrize("scale", [1e-30, torch.finfo(torch.float32).tiny, 1e30])
-def test_what_an_output_in_e4m3_has_no_number_for_is_the_nearest(scale):
-    q, k, v = drawn()
-    nothing = Quantized(torch.zeros_like(v.values.float()).to(E4M3), v.scales, v.rows)
-    for values in (v, nothing):
-        tensors = (q.values, k.values, values.values)
-        scales = (q.scales, k.scales, values.scales, torch.full((1, 1, 1), scale))
-        output = attnlab.attend(*tensors, scales=scales, dtype=E4M3).float()
-        expected = 448.0 if scale < 1 and values is v else 0.0
-        assert (output.abs() == expected).float().mean() > 0.999
-
-
-def test_scales_belong_to_their_heads():
-    q, k, v = drawn()
-    turned = Quantized(v.values, v.scales.flip(1), v.rows)
-    assert not torch.allclose(called((q, k, v)), called((q, k, turned)), rtol=0.2)
-
-
 Q, K, V = drawn()
 S = Q.scales, K.scales, V.scales
 GIVEN, HALF = tuple(one.values for one in (Q, K, V)), V.values.half()
@@ -95,19 +77,8 @@ GIVEN, HALF = tuple(one.values for one in (Q, K, V)), V.values.half()
         (3 * (HALF,), {"dtype": torch.float16}, "takes dtype, of the output, where q, k and v come with scales"),
         (GIVEN, {"scales": S, "autotune": True}, "takes neither autotune nor kv_lens with scales"),
         (GIVEN, {"scales": S[:2]}, "takes the scales of q, k, v where it gives *float16, not 2 of them"),
-        (
-            GIVEN,
-            {"scales": S, "dtype": E4M3},
-            "takes the scales of q, k, v, the output where it gives torch.float8_e4m3fn, not 3 of them",
-        ),
         (GIVEN, {"scales": (*S, S[1]), "dtype": E4M3}, "takes scales (2 or 1, 4 or 1, 1) of the output, not (2, 2, 1)"),
-        (GIVEN, {"scales": (*S, S[0])}, "takes the scales of q, k, v where it gives torch.float16, not 4 of them"),
         (GIVEN, {"scales": (*S[:2], S[2].double())}, "takes scales in torch.float32 on cpu: *v*"),
-        (
-            GIVEN,
-            {"scales": (S[0], S[1].expand(2, 2, 3), S[2])},
-            "takes scales (2 or 1, 2 or 1, 1) of k, not (2, 2, 3)",
-        ),
         (GIVEN, {"scales": (S[1], *S[1:])}, "takes scales (2 or 1, 4 or 1, 1) of q, not (2, 2, 1)"),
         (
             GIVEN,
@@ -143,7 +114,6 @@ def test_it_is_a_rung_that_nothing_tunes():
     rung = ladder.rung("kernel.fp8")
     assert rung.arguments == ladder.SCALED
     assert rung not in ladder.drawn()
-    assert len(ladder.drawn()) == len(ladder.load()) - 1
     assert set(implementations.FP8) < set(implementations.known())
     assert tuning.hashes(implementations.FP8, "any") == dict.fromkeys(
         implementations.FP8[:-1], ladder.hashes([rung])["kernel.fp8"]

@@ -103,15 +103,6 @@ def test_a_call_sees_what_is_there_when_it_is_refreshed():
     assert torch.equal(case.call(), quantizing(*windows[0], True))
 
 
-def test_bound_to_tensors_alone_it_rounds_them_at_once():
-    q, k, v = draw(SHAPE, 1, CPU)
-    call = GIVEN.bound((q, k, v), SHAPE)
-    right = quantizing(q, k, v, True)
-    q.zero_()
-    assert torch.equal(call(), right)
-    assert call().dtype == torch.bfloat16
-
-
 # The gate and the rounds
 
 

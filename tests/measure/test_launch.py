@@ -226,16 +226,6 @@ def split(driver, workspace_floats):
     return SplitLaunch(SPLITTING, 6, 128, 1024, 0, made, failed, 2, 8, 48, workspace_floats, 2)
 
 
-def test_a_warp_merges_each_row_of_a_head(driver):
-    one, two = (SimpleNamespace(kernel=SimpleNamespace(ptr=ptr)) for ptr in (SPLITTING, 8))
-    compiled = rungs._Compiled(one, "few", "sm_90a", 2, two, ((1, 264),))
-    tile = ladder.Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
-    q, k = torch.zeros(2, 6, 5, 64), torch.zeros(2, 2, 4096, 64)
-    made = rungs._split(SimpleNamespace(paired=False), tile, compiled, q, k, k, True, None)
-    assert made.workspace_floats
-    assert made.merge_ctas == 4 * 4  # 15 rows of each of 4 heads, 4 warps a CTA
-
-
 def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
     output = split(driver, 100)(Q, Q, Q)
     (*few, given), merge = driver.early
@@ -258,25 +248,6 @@ def test_maps_of_keys_and_values_follow_what_pointers_are_launched_with(driver):
             assert place % launch.ALIGNMENT == 0
             assert ctypes.string_at(place, maps.BYTES) == address.to_bytes(8, "little") + description[8:]
     assert driver.replaced == 3  # none that is there already
-
-
-def test_pairs_are_clusters_and_are_given_maps_of_keys_and_values_for_half_a_tile_each(driver, monkeypatch):
-    boxes, one = [], SimpleNamespace(kernel=SimpleNamespace(ptr=SPLITTING))
-    monkeypatch.setattr(maps, "strided", lambda tensor, address, rows: boxes.append((tensor, rows)) or b"")
-    compiled = rungs._Compiled(one, "pairs", "sm_90a", 1, one, ((1, 132),))
-    tile = ladder.Tile(head_dim=64, rows=128, keys=128, threads=384, shared_bytes=0)
-    q, (k, v) = torch.zeros(2, 6, 80, 64), torch.zeros(2, 2, 2, 100, 64).unbind()
-    made = rungs._split(SimpleNamespace(paired=True), tile, compiled, q, k, v, True, None)
-    assert (made.ctas, made.cluster) == (8, 2)
-    made.parameters()
-    assert [rows for _, rows in boxes] == [64, 64]
-    assert all(tensor is mapped for tensor, (mapped, _) in zip((k, v), boxes, strict=True))
-
-
-def test_one_cluster_needs_no_merge_and_no_workspace(driver):
-    split(driver, 0)(Q, Q, Q)
-    (few,) = driver.early
-    assert few[-1][4:] == [0, 0]
 
 
 def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monkeypatch):
@@ -361,13 +332,6 @@ def test_a_map_of_a_view_has_its_strides(encoded, view):
     assert maps.refusal(VIEWS[view]) == ""
     maps.strided(VIEWS[view], 16, 32)
     assert encoded == [(4, 16, (64, 8, 3, 2), STRIDES[view], (64, 32, 1, 1))]
-
-
-def test_the_stride_of_a_single_head_does_not_matter(encoded):
-    alone = Q.new_zeros(1, 2, 3 * 64 + 1)[:, :, :64].unsqueeze(1).as_strided((1, 1, 2, 64), (7, 5, 192, 1))
-    assert maps.refusal(alone) == ""
-    maps.strided(alone, 16, 32)
-    assert encoded[0][3] == (384, 128, 128)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The operator attnlab::attention without a GPU. With one: test_gpu_views.py."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from conftest import forget_choices
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
@@ -49,13 +47,6 @@ def test_torch_finds_nothing_wrong_with_it(shape, requires_grad):
     torch.library.opcheck(torch.ops.attnlab.attention.default, given)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_compiled_graph_has_no_break_and_computes_the_same(shape):
-    given = drawn(shape)
-    compiled = torch.compile(lambda *tensors: 2 * attended(shape)(*tensors), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*given), 2 * attended(shape)(*given))
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_its_gradients_are_those_of_sdpa(shape, compiled):
@@ -70,28 +61,6 @@ def test_its_gradients_are_those_of_sdpa(shape, compiled):
     gradient = torch.randn_like(ours)
     for one, other in zip(*(torch.autograd.grad(output, given, gradient) for output in (ours, theirs)), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_a_mode_sees_it_whatever_was_called_last(monkeypatch):
-    class Seen(TorchDispatchMode):
-        names = ()
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.names += (str(function),)
-            return function(*args, **kwargs or {})
-
-    forget_choices(monkeypatch)
-    monkeypatch.setattr(attend, "_looked", True)
-    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
-    q, k, v = drawn(PLAIN)
-    for _ in range(2):
-        expected = torch.ops.attnlab.attention(q, k, v)
-        assert attend._last.is_alike(q, k, v)
-        for call in (attnlab.attend, torch.ops.attnlab.attention):
-            with Seen() as seen:
-                output = call(q, k, v)
-            assert seen.names == ("attnlab.attention.default",)
-            assert torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("lengths", [False, True])
@@ -132,25 +101,6 @@ def test_compiled_under_autocast_it_gives_the_dtype_that_sdpa_does(dtype, length
             torch.testing.assert_close(attnlab.attend(*given, **options), expected)
             if not lengths:
                 torch.testing.assert_close(torch.ops.attnlab.attention(*given), expected)
-
-
-def test_a_backend_that_a_user_chose_is_called_in_a_compiled_graph_too():
-    given, graphs = drawn(PLAIN), []
-
-    def backend(graph, _):
-        graphs.append(graph.code)
-        return graph.forward
-
-    def inside(q, k, v):
-        with sdpa_kernel(SDPBackend.MATH):
-            return attnlab.attend(q, k, v)
-
-    for call, chosen in ((inside, nullcontext()), (attnlab.attend, sdpa_kernel(SDPBackend.MATH))):
-        torch._dynamo.reset()
-        compiled = torch.compile(call, fullgraph=True, backend=backend)
-        with chosen:
-            torch.testing.assert_close(compiled(*given), scaled_dot_product_attention(*given))
-    assert ["ops.attnlab.attention" in code for code in graphs] == [False, False]
 
 
 def test_values_of_another_width_are_refused_in_a_line():

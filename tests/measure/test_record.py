@@ -13,10 +13,8 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
-import small
 import yaml
 from conftest import SAMPLE, Quickly, tiny_study, told
-from tqdm import tqdm
 
 from attnlab import select_run
 from attnlab.base import paths, rules, sources
@@ -26,7 +24,6 @@ from attnlab.measure.session import estimate, record
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
-from attnlab.study.studies import Timing
 
 BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 
@@ -107,49 +104,7 @@ def test_a_device_that_lacks_every_clock_of_the_study_measures_nothing(data, one
     assert not schema.folder("one").exists()
 
 
-def test_blocks_sort_in_the_order_of_the_study():
-    study = tiny_study()
-    shape = study.shapes[2]
-    assert schema.shape_key(study, shape, 1) == "r01-s002"
-    assert schema.block_key(study, shape, 11, Timing(clock="eager", cache="cold")) == "r11-s002-eager-cold"
-
-
-def test_a_new_name_tells_the_device_and_the_time(data):
-    def named(name, kind):
-        return record.new_name({"name": name, "kind": kind})
-
-    assert re.fullmatch(r"h200-\d{8}-\d{6}", named("NVIDIA H200", "cuda"))
-    assert re.fullmatch(r"a100-sxm4-40gb-\d{8}-\d{6}", named("NVIDIA A100-SXM4-40GB", "cuda"))
-    assert re.fullmatch(r"gpu-\d{8}-\d{6}", named("NVIDIA Graphics Device", "cuda"))
-    assert re.fullmatch(r"cpu-\d{8}-\d{6}", named("AMD EPYC 9654", "cpu"))
-
-
 # How long it takes
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.4, "about 0 seconds"),
-        (119, "about 120 seconds"),
-        (120, "about 2 minutes"),
-        (1510, "about 25 minutes"),
-        (7200, "about 2 hours"),
-        (100_000, "about 28 hours"),
-        (172_800, "about 2 days"),
-        (1e9, "about 12,000 days"),
-    ],
-)
-def test_a_duration_in_words(seconds, words):
-    assert record._duration(seconds) == words
-
-
-def test_a_run_begins_with_how_long_it_will_take(data, one_thread, unlocked, monkeypatch, capsys):
-    monkeypatch.setattr(estimate, "planned", lambda study, device: (86_400.0, []))
-    record.record("one", tiny_study(replicates=1), "cpu", Quickly(one_thread))
-    lines = capsys.readouterr().err.splitlines()
-    assert "tiny: 3 shapes x 3 implementations x 1 timing x 5 samples x 1 replicate, about 24 hours" in lines
-    assert read.load("one").complete
 
 
 def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread, unlocked, monkeypatch, capsys):
@@ -162,21 +117,6 @@ def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread,
     record.record("one", tiny_study(replicates=1), "cpu", Quickly(ThreadPoolExecutor(1)), long=True)
     assert "1 replicate, about 2 days" in capsys.readouterr().err
     assert read.load("one").complete
-
-
-def test_progress_names_the_first_shape_that_is_left_and_how_long_all_take(begin, capsys, monkeypatch):
-    study = tiny_study(replicates=1)
-    name, bar = begin(study), tqdm(total=3, disable=True)
-    left = {schema.shape_key(study, shape, 0): (shape.label, 20.0) for shape in study.shapes}
-    monkeypatch.setattr(record.time, "monotonic", lambda: 80.0 * len(write.recorded(name, "cases")))
-    for table, key, rows in small.blocks(study):
-        write.add_part(name, table, key, rows)
-        record._show(bar, name, left, 0.0)
-    assert capsys.readouterr().err.splitlines() == [
-        f"begun: 1 of 3 shapes measured; about 3 minutes left; the first that is left: {study.shapes[1].label}",
-        f"begun: 2 of 3 shapes measured; about 80 seconds left; the first that is left: {study.shapes[2].label}",
-        "begun: 3 of 3 shapes measured",
-    ]
 
 
 # Cut off
@@ -279,12 +219,6 @@ def threaded(monkeypatch, unlocked):
     monkeypatch.setattr(processes, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
 
 
-def test_a_named_run_is_what_is_got(recorded):
-    got = select_run.results(run=recorded, device="none")
-    assert got.run.name == recorded
-    assert got.study == tiny_study()
-
-
 def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
     study = tiny_study(replicates=1)
     name = begin(study)
@@ -328,11 +262,6 @@ def test_the_newest_complete_run_of_a_study_on_this_device_is_taken(begin, threa
         assert select_run.results(study=str(path), device=device).run.name == "a"
     with pytest.raises(UserError, match=r"^there is no run of the study 'tiny' on .+, and device=none measures"):
         select_run.results(study=str(write_study(samples=9)), device="none")
-
-
-def test_a_device_that_there_is_no_word_for(recorded):
-    with pytest.raises(UserError, match=r"^unknown device 'gpu'; choose one of auto, cuda, cpu, none$"):
-        select_run.results(run=recorded, device="gpu")
 
 
 def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):

@@ -34,11 +34,6 @@ def streaming(**changes):
     return tiny_study(**stated | {"samples": 2} | changes)
 
 
-def measure(begin, one_thread, study, name="begun"):
-    begin(study, name)
-    return read.load(record.record(name, study, "cpu", one_thread))
-
-
 @pytest.fixture(scope="module")
 def run(machine, tmp_path_factory):
     """A run of `streaming`, recorded in this process; read-only."""
@@ -138,15 +133,6 @@ def test_jobs_are_those_that_lack_shapes_or_their_stream(begin, machine):
 # What is not asked for
 
 
-def failing_at(length):
-    """SDPA that is wrong at one length."""
-
-    def call(q, k, v, causal):
-        return sdpa.sdpa(q, k, v, causal) * (2 if q.shape[2] == length else 1)
-
-    return call
-
-
 def test_a_shape_is_asked_for_in_the_replicates_in_which_all_were_measured(begin, unlocked):
     study = streaming(sweeps={"seq_len": SWEEPS["seq_len"]})
     begin(study)
@@ -180,15 +166,6 @@ def test_no_request_comes_twice(begin, one_thread, unlocked, monkeypatch):
     answered = [value for name, value in seen if name == NAMES[0]][-REQUESTS:]
     assert len(set(answered)) == REQUESTS
     assert {value for name, value in seen[-REQUESTS * len(NAMES) :] if name == NAMES[1]} == set(answered)
-
-
-def test_a_stream_that_nothing_can_answer_is_empty_and_the_run_complete(begin, one_thread, unlocked, monkeypatch):
-    monkeypatch.setattr(registry, "find", lambda name: implementation.Implementation(name, failing_at(16)))
-    study = streaming(sweeps={"seq_len": AXES | {"seq_len": 16}})
-    run = measure(begin, one_thread, study)
-    assert run.complete
-    assert run.stream.empty
-    assert set(run.stream.columns) == set(TABLES["stream"].names)
 
 
 def test_memory_that_does_not_hold_all_inputs_is_told_in_a_line(begin, one_thread, unlocked, monkeypatch):

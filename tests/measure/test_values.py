@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, Quickly, quick_survey, tiny_study, told
+from conftest import TINY, Quickly, tiny_study, told
 from safetensors.torch import save_file
 
 from attnlab.base.errors import Outdated
@@ -167,15 +167,15 @@ def test_an_offset_is_the_mean_of_each_column_of_each_head_whichever_its_sign(sh
         assert bool((means > 0).all()) == (number < COUNT)  # scrambled, columns change their signs
 
 
+# Whatever the kind
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("zeros", "offset 1")])
 def test_what_a_kind_does_not_speak_of_is_standard_normal(shape, kind):
     for _, k, v in everywhere(drawn(shape.resized(values=kind))):
         for tensor in (v, k[..., shape.head_dim // 4 :]):
             assert tensor.float().std().item() == pytest.approx(1, abs=0.1 if kind == "outliers" else 0.03)
-
-
-# Whatever the kind
 
 
 @pytest.mark.parametrize("shape", EVERY, ids=str)
@@ -390,8 +390,6 @@ def test_a_run_of_another_file_is_not_gone_on_with(file, begin, one_thread, unlo
     [
         (None, r"captured: {} can't be read \(No such file or directory.*\): name another"),
         (b"", r"captured: {} is no file of safetensors: .+"),
-        (b"no such file", r"captured: {} is no file of safetensors: .+"),
-        (b"\x08\0\0\0\0\0\0\0{}      ", rf"captured: {{}} lacks {LAYER}\.q; it has "),
         (
             layer(LAYER) | {f"{LAYER}.v": torch.zeros(2, 80)},
             rf"captured: {{}} holds {LAYER}\.v as \(2, 80\), which has to be \(heads, tokens, head_dim\)",
@@ -401,12 +399,8 @@ def test_a_run_of_another_file_is_not_gone_on_with(file, begin, one_thread, unlo
             rf"captured: {{}} holds {LAYER}\.q as \(3, 80, 64\), {LAYER}\.k as .*: K and V have to be alike, .*",
         ),
         (layer("middle"), rf"captured: {{}} lacks {LAYER}\.q; it has middle\.k, middle\.q, middle\.v"),
-        (
-            layer("middle") | {f"{LAYER}.q": torch.ones(1)},
-            rf"captured: {{}} lacks {LAYER}\.k; it has {LAYER}\.q, middle.*",
-        ),
     ],
-    ids=["missing", "empty", "a text", "no tensors", "flat", "too few heads", "another layer", "no keys"],
+    ids=["missing", "empty", "flat", "too few heads", "another layer"],
 )
 def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_path, data, capsys, content, said):
     path = tmp_path / "held.safetensors"
@@ -419,15 +413,6 @@ def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_pat
         assert re.fullmatch(said.format(re.escape(str(path))), told(partial(begins, study)))
     assert not (data / "one").exists()
     assert "looking at the machine" not in capsys.readouterr().err
-
-
-def test_a_study_whose_target_is_captured_is_planned_beyond_what_was_captured(file, unlocked):
-    path = file(layer(LAYER, tokens=40))
-    target = TINY["target"] | {"values": f"captured {LAYER}"}
-    study = tiny_study(captured=str(path), target=target, sweeps=TINY["sweeps"] | {"values": target})
-    found, seconds = quick_survey("cpu", study)
-    assert seconds > 0
-    assert len(found["planned_s"]) == 4
 
 
 # Which of a study's shapes are checked on extremes

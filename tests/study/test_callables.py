@@ -37,24 +37,12 @@ def test_while_a_study_is_measured_a_module_is_found_beside_it(write_study, writ
     assert sys.path == before
 
 
-def test_a_module_may_lie_in_a_package_which_is_not_imported(write_module, tmp_path, monkeypatch):
+def test_a_module_may_lie_in_a_package_which_is_not_imported(write_module):
     name = "python.folder.own.attention"
     path = write_module("", beside="folder")
     assert callables.file(name) == path
     (path.parent / "__init__.py").write_text("raise AssertionError('somebody imports it')")
     assert callables.file(name) == path
-    # As Python does: a folder with an __init__.py comes before a folder without one, wherever they are on the path.
-    (tmp_path / "earlier" / "folder").mkdir(parents=True)
-    (tmp_path / "earlier" / "folder" / "own.py").write_text("")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "earlier"), *sys.path])
-    assert callables.file(name) == path
-
-
-@pytest.mark.parametrize("module", ["folder", "sys", "own.sub"])
-def test_what_has_no_file_is_no_module_of_ones_own(write_module, module):
-    write_module("")
-    write_module("", beside="folder")
-    assert f"there is no module {module!r}: " in told(lambda: callables.file(f"python.{module}.attention"))
 
 
 def test_the_hash_is_of_the_file(write_module):

@@ -1,7 +1,6 @@
 """Kinds of values: how they are stated, what is said of those that aren't known, and which shapes have them."""
 
 import re
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -14,10 +13,6 @@ KNOWN = (
     "known are normal, sd 2, sd 4, sd 6, sink 8, sink 13, positional 25, rising 24, falling 24, scales, outliers, "
     "offset 1, captured early, captured middle, captured late, zeros, or other amounts"
 )
-PLACED = [
-    *("sink 8", "sink 13", "positional 25", "rising 24", "falling 24"),
-    *("captured early", "captured middle", "captured late"),
-]
 AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
 
 
@@ -30,12 +25,6 @@ def test_a_kind_that_is_timed_by_default_is_split_and_told_in_words(kind):
     assert word in about
     assert not re.search(r"[{}\n]", about)
     assert Shape(**AXES, values=kind).values == kind
-
-
-def test_normal_comes_first_and_no_kind_twice():
-    assert values.STANDARD[0] == values.NORMAL == Shape(**AXES).values
-    assert len(set(values.STANDARD)) == len(values.STANDARD)
-    assert {values.split(kind)[0] for kind in values.STANDARD} == set(values.KINDS)
 
 
 def test_other_amounts_and_layers_may_be_stated():
@@ -101,16 +90,6 @@ def test_a_mistake_in_a_study_is_one_line(axes, problem):
 
 
 # At a shape
-
-
-@pytest.mark.parametrize("kind", values.STANDARD)
-def test_spread_lengths_go_with_what_is_the_same_at_every_place_and_training_with_normal_values(kind):
-    assert values.placed(kind) == (kind in PLACED)
-    refused = {"lengths: spread": kind in PLACED, "direction: training": kind != "normal"}
-    for stated, is_refused in refused.items():
-        axis, word = stated.split(": ")
-        with pytest.raises(ValueError, match="is for") if is_refused else nullcontext():
-            assert Shape(**AXES | {axis: word}, values=kind).values == kind
 
 
 def test_a_shape_names_its_values_unless_they_are_normal():

@@ -20,10 +20,8 @@ sizes = st.integers(1, 4096)
         (Shape(32, 8, 512, 64), 67_108_864, 17_179_869_184, 67_108_864, 256.0),
         # 2·32·8·512·513·64
         (Shape(32, 8, 512, 64, causal=True), 33_619_968, 8_606_711_808, 67_108_864, 128.25),
-        (Shape(1, 1, 1, 1, dtype="float64"), 1, 4, 32, 0.125),
         # 1·2·(1+2+3) scores, two multiply-adds of D=5 each
         (Shape(1, 2, 3, 5, causal=True, dtype="float32"), 12, 240, 480, 0.5),
-        (Shape(1, 2, 3, 5, causal=False, dtype="bfloat16"), 18, 360, 240, 1.5),
     ],
 )
 def test_hand_worked(shape, scores, flops, traffic, intensity):
@@ -32,13 +30,6 @@ def test_hand_worked(shape, scores, flops, traffic, intensity):
     assert shape.flops == flops
     assert shape.bytes == traffic
     assert shape.intensity == intensity
-
-
-@properties
-@given(sizes, sizes, st.integers(1, 4095), sizes)
-def test_a_causal_row_more_adds_its_own_scores(batch, heads, seq_len, head_dim):
-    shorter, longer = (Shape(batch, heads, length, head_dim, causal=True) for length in (seq_len, seq_len + 1))
-    assert longer.scores - shorter.scores == batch * heads * (seq_len + 1)
 
 
 # Heads that share keys, another number of keys, sequences end to end, training
@@ -85,11 +76,8 @@ def test_hand_worked_beyond_plain_self_attention(shape, scores, flops, exponenti
 @pytest.mark.parametrize(
     ("shape", "sequences", "tokens"),
     [
-        (GROUPED, (16, 16), 32),
-        (DECODE, (1, 1, 1), 3),
         (SPREAD, (2, 4, 6, 7), 19),
         (Shape(16, 8, 512, 64, lengths="spread"), tuple(range(32, 513, 32)), 4352),
-        (Shape(1, 1, 9, 8, lengths="spread"), (9,), 9),
         (Shape(5, 1, 2, 8, lengths="spread"), (1, 1, 2, 2, 2), 8),  # more sequences than tokens: none is empty
     ],
     ids=str,
@@ -110,16 +98,6 @@ def test_spread_lengths_never_fall_none_is_empty_and_the_last_is_whole(seq_len, 
     assert spread.flops == sum(shape.flops for shape in apart)
     assert spread.bytes == sum(shape.bytes for shape in apart)
     assert spread.exponentials == sum(shape.exponentials for shape in apart)
-
-
-@properties
-@given(sizes, st.integers(1, 64), st.integers(1, 8), sizes, sizes, sizes)
-def test_sharing_keys_saves_bytes_and_no_work(batch, kv_heads, shared, seq_len, kv_len, head_dim):
-    own = Shape(batch, kv_heads * shared, seq_len, head_dim, kv_len=kv_len)
-    grouped = own.resized(kv_heads=kv_heads)
-    assert (grouped.flops, grouped.exponentials) == (own.flops, own.exponentials)
-    assert own.key_elements == shared * grouped.key_elements
-    assert own.bytes - grouped.bytes == 2 * 2 * (own.key_elements - grouped.key_elements)
 
 
 def test_what_is_left_out_is_as_many_as_there_are_of_queries():
@@ -152,11 +130,8 @@ def test_what_is_special_is_told(shape, special):
     ("shape", "axes", "expected"),
     [
         (Shape(2, 8, 64, 32), {"seq_len": 128}, Shape(2, 8, 128, 32)),
-        (Shape(2, 8, 64, 32), {"heads": 4, "batch": 1}, Shape(1, 4, 64, 32)),
         (Shape(2, 8, 64, 32), {"kv_len": 128}, Shape(2, 8, 64, 32, kv_len=128)),
-        (Shape(2, 8, 64, 32, kv_heads=2), {"seq_len": 128}, Shape(2, 8, 128, 32, kv_heads=2)),
         (Shape(2, 8, 64, 32, kv_heads=2), {"heads": 4}, Shape(2, 4, 64, 32, kv_heads=2)),
-        (Shape(2, 8, 1, 32, kv_len=128), {"heads": 4}, Shape(2, 4, 1, 32, kv_len=128)),
         (Shape(2, 8, 1, 32, kv_len=128), {"seq_len": 2}, Shape(2, 8, 2, 32, kv_len=128)),
         (TRAINING, {"causal": True, "seq_len": 6}, Shape(2, 3, 6, 4, True, direction="training")),
     ],
@@ -180,13 +155,8 @@ def test_a_shape_resized_keeps_what_it_shares(shape, axes, expected):
             for dtype in ("half", "", None, ["float16"])
         ),
         ({"kv_heads": 3}, "kv_heads must divide heads, and 3 doesn't divide 8"),
-        ({"kv_heads": 16}, "kv_heads must divide heads, and 16 doesn't divide 8"),
         ({"kv_heads": -1}, "kv_heads must be a positive integer, not -1"),
-        ({"kv_heads": True}, "kv_heads must be a positive integer, not True"),
-        ({"kv_heads": 2.0}, "kv_heads must be a positive integer, not 2.0"),
-        ({"kv_heads": None}, "kv_heads must be a positive integer, not None"),
         ({"kv_len": -1}, "kv_len must be a positive integer, not -1"),
-        ({"kv_len": "64"}, "kv_len must be a positive integer, not '64'"),
         ({"kv_len": 8, "causal": True}, "causal: true needs no fewer keys than queries, not 8 for 16"),
         ({"kv_len": 32, "lengths": "spread"}, "lengths: spread needs as many keys as queries, not 32 for 16"),
         ({"kv_len": 8, "direction": "training"}, "direction: training needs as many keys as queries, not 8 for 16"),
@@ -199,9 +169,7 @@ def test_a_shape_resized_keeps_what_it_shares(shape, axes, expected):
             for scale in (-1, math.inf, math.nan, "1", True, None)
         ),
         ({"lengths": "ragged"}, "unknown lengths 'ragged'; known are equal, spread"),
-        ({"lengths": None}, "unknown lengths None; known are equal, spread"),
         ({"direction": "backward"}, "unknown direction 'backward'; known are forward, training"),
-        ({"direction": ["forward"]}, "unknown direction ['forward']; known are forward, training"),
     ],
 )
 def test_axes_that_do_not_go_together_are_told(axes, said):

@@ -8,8 +8,7 @@ from conftest import TINY, tiny_study, told
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.infer.stats import samples_needed
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.stats import samples_needed
 from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
 
@@ -113,7 +112,6 @@ def test_a_file_is_named_after_what_it_holds_and_may_say_otherwise(write_study):
 
 
 LENGTHS = TINY["sweeps"]["seq_len"]
-LENGTHLESS = {axis: value for axis, value in TINY["target"].items() if axis != "seq_len"}
 TWENTY_THOUSAND = dict.fromkeys(
     ("some", "others"), LENGTHS | {axis: list(range(1, 101)) for axis in ("batch", "seq_len")}
 )
@@ -124,76 +122,36 @@ TWENTY_THOUSAND = dict.fromkeys(
     [
         ({"sampels": 5}, "unknown field 'sampels'; fields are name, title,*; did you mean 'samples'?"),
         ({"title": ...}, "the field 'title' is missing"),
-        ({"sweeps": ...}, "the field 'sweeps' is missing"),
-        ({"title": 7}, "title: input should be a valid string, not 7"),
         ({"implementations": ["sdpa.auto", "sdpa.flahs"]}, "unknown implementation 'sdpa.flahs'; *'sdpa.flash'?"),
-        ({"implementations": []}, "implementations: list should have at least 1 item"),
         ({"implementations": "sdpa.auto"}, "implementations: input should be a valid list, not 'sdpa.auto'"),
         ({"implementations": ["sdpa.auto", "sdpa.math", "sdpa.auto"]}, "an implementation is listed twice"),
         ({"baseline": "sdpa.cudnn"}, "the baseline sdpa.cudnn is not among the implementations"),
-        ({"baseline": "sdp.auto"}, "unknown implementation 'sdp.auto'"),
         ({"target": TINY["target"] | {"seq_len": 48}}, "no sweep holds the target B=1 H=4 S=48 D=64 full float32"),
         ({"counted": [TINY["target"] | {"seq_len": 48}]}, "counted: no sweep holds B=1 H=4 S=48 D=64 full float32"),
-        ({"target": TINY["target"] | {"seq_len": "long"}}, "target: seq_len must be a positive integer, not 'long'"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": "half"}}}, "sweeps.seq_len: unknown dtype 'half'"),
-        ({"sweeps": {"seq_len": LENGTHS | {"dtype": [["x"]]}}}, "sweeps.seq_len: unknown dtype ['x']"),
         ({"sweeps": {"seq_len": LENGTHS | {"seqlen": 3}}}, "sweeps.seq_len: unknown axis 'seqlen'; *'seq_len'?"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": []}}}, "sweeps.seq_len: the axis 'seq_len' has no values"),
         ({"sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": 32}}}, "the axis 'head_dim' is missing"),
-        ({"sweeps": {"seq_len": LENGTHS | {"batch": 0}}}, "batch must be a positive integer, not 0"),
         ({"sweeps": {"seq_len": LENGTHS | {1: 2}}}, "input should be a valid string, not 1"),
-        ({"sweeps": {"seq_len": 7}}, "sweeps.seq_len: input should be a valid list, not 7"),
-        ({"sweeps": {}}, "sweeps: dictionary should have at least 1 item"),
-        ({"sweeps": []}, "sweeps: input should be a valid dictionary"),
         ({"timings": [{"clock": "wall", "cache": "warm"}]}, "timings.0.clock: input should be 'eager', 'device' or "),
-        ({"timings": [{"clock": "eager", "cache": "hot"}]}, "timings.0.cache: input should be 'warm' or 'cold'"),
-        ({"timings": [{"clock": "eager"}]}, "the field 'timings.0.cache' is missing"),
         ({"timings": 2 * [{"clock": "eager", "cache": "warm"}]}, "a timing is listed twice"),
-        ({"timings": []}, "timings: list should have at least 1 item"),
         ({"samples": "1e2"}, "samples: input should be a valid integer, not '1e2'"),
-        ({"samples": 2.5}, "samples: input should be a valid integer"),
-        ({"samples": True}, "samples: input should be a valid integer, not True"),
         ({"samples": 1}, "samples: input should be greater than or equal to 2, not 1"),
-        ({"replicates": 0}, "replicates: input should be greater than or equal to 1, not 0"),
         ({"replicates": 10**9}, "replicates: input should be less than or equal to 1000, not 1000000000"),
-        ({"samples": 10**9}, "samples: input should be less than or equal to 100000, not 1000000000"),
-        ({"warmup_calls": 10**9}, "warmup_calls: input should be less than or equal to 100000, not 1000000000"),
-        ({"stream": 10**9}, "stream: input should be less than or equal to 10000000, not 1000000000"),
         ({"sweeps": TWENTY_THOUSAND}, "sweeps: 20000 shapes, and a run can hold 10000: state fewer values"),
-        ({"warmup_calls": 19}, "warmup_calls: input should be greater than or equal to 20, not 19"),
         ({"device": "gpu"}, "device: input should be 'auto', 'cuda' or 'cpu', not 'gpu'"),
-        ({"device": None}, "device: input should be 'auto', 'cuda' or 'cpu', not None"),
-        ({"name": 7}, "name: input should be a valid string, not 7"),
         ({"name": "a\nb"}, "name: string should match pattern"),
         ({"name": "<script>"}, "name: string should match pattern"),
         ({"title": "x" * 100_000}, "title: string should have at most 200 characters, not 'xxx"),
-        ({"implementations": ["sdpa.auto", 3]}, "implementations.1: input should be a valid string, not 3"),
-        ({"implementations": ["sdpa.auto", "kernel.gone"]}, "unknown implementation 'kernel.gone'; known"),
         ({"implementations": ["sdpa.auto", "control.sdpa.auto"]}, "unknown implementation 'control.sdpa.auto'; known"),
-        ({"baseline": ...}, "the field 'baseline' is missing"),
-        ({"target": [1]}, "target: input should be a valid dictionary, not [1]"),
-        ({"target": TINY["target"] | {"seq_len": [16, 32]}}, "seq_len must be a positive integer, not [16, 32]"),
-        ({"target": LENGTHLESS}, "target: the axis 'seq_len' is missing"),
-        ({"target": TINY["target"] | {"sequence": 32}}, "target: unknown axis 'sequence'; axes are batch, heads, seq"),
-        ({"timings": "eager"}, "timings: input should be a valid list, not 'eager'"),
         ({"timings": [TINY["timings"][0] | {"x": 1}]}, "unknown field 'timings.0.x'; fields are clock, cache"),
-        ({"replicates": None}, "replicates: input should be a valid integer, not None"),
-        ({"longest_call_ms": 0}, "longest_call_ms: input should be greater than 0, not 0"),
-        ({"longest_call_ms": "long"}, "longest_call_ms: input should be a valid number, not 'long'"),
         ({"longest_call_ms": math.inf}, "longest_call_ms: input should be a finite number, not inf"),
         ({"panel": "yes"}, "panel: input should be a valid boolean, not 'yes'"),
         ({"sweeps": {"": LENGTHS}}, "sweeps: '' is no name"),
-        ({"sweeps": {" ": LENGTHS}}, "sweeps: ' ' is no name"),
-        ({"sweeps": {"x" * 1000: LENGTHS}}, "sweeps: 'xxx"),
         ({"sweeps": {"small batch": LENGTHS}}, "sweeps: 'small batch' does not vary 'batch': rename it"),
         ({"sweeps": {"causal seq_len": LENGTHS}}, "'causal seq_len' holds shapes without a causal mask: rename it"),
         ({"sweeps": {"seq_len": LENGTHS | {"causal": [False, True]}}}, "holds causal shapes, whose sweep is 'causal"),
-        ({"sweeps": {3: LENGTHS}}, "sweeps.3.[key]: input should be a valid string, not 3"),
-        ({"sweeps": {"seq_len": []}}, "sweeps.seq_len: list should have at least 1 item"),
-        ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, "64"]}}}, "seq_len must be a positive integer, not '64'"),
-        ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, [64]]}}}, "seq_len must be a positive integer, not [64]"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, 10**30]}}}, "no memory holds B=1 H=4 S=1000"),
-        ({"sweeps": {"seq_len": LENGTHS | {"heads": {"a": 1}}}}, "heads must be a positive integer, not {'a': 1}"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": ["float32", "float64"]}}}, "unknown dtype 'float64'; *float32"),
     ],
 )  # fmt: skip
@@ -210,17 +168,11 @@ def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes,
     ("text", "problem"),
     [
         ("title: [unclosed", "is not valid YAML: while parsing a flow sequence in line 1, column 8"),
-        ("title: a: b", "is not valid YAML: mapping values are not allowed here in line 1, column 9"),
-        ("title: 2026-13-45", "is not valid YAML"),
         ("title: !!python/object:os.system {}", "is not valid YAML: could not determine a constructor"),
         ("", "must be a mapping with the fields of a study"),
-        ("- a\n- b", "must be a mapping with the fields of a study"),
         ("title: a\nsamples: 3\nsamples: 4\n", "is not valid YAML: the key 'samples' is stated twice in "),
-        ("target: {batch: 1, batch: 2}", "is not valid YAML: the key 'batch' is stated twice in "),
         ("title: a\x00b", "is not valid YAML: unacceptable character #x0000"),
         ("x" * 300_000, " has 300,000 bytes, and a study 262,144 at most: state fewer values"),
-        ("just words", "must be a mapping with the fields of a study"),
-        ("7: x", "the field 'title' is missing"),
         (b"title: \xff\xfe", "is not valid YAML: 'utf-8' codec can't decode"),
     ],
 )
@@ -236,16 +188,3 @@ def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
 def test_a_study_that_is_not_there_tells_which_are(name):
     there = "backends, cpu, decode, dispatch, fp8, gpu, ladder, quick, scaling, values"
     assert told(lambda: studies.load(name)) == f"there is no study {name!r}; studies/ has {there}"
-
-
-def test_a_name_is_known_or_the_nearest_is_told():
-    assert implementations.require("reference.float64") == "reference.float64"
-    for name, end in (("sdpa.Flash", r"; did you mean 'sdpa\.flash'\?$"), ("zzzzzz", r"reference\.float64\b[^;]*$")):
-        with pytest.raises(UserError, match=rf"^unknown implementation '{name}'; .*{end}"):
-            implementations.require(name)
-
-
-def test_every_name_is_one_that_the_measuring_half_can_call():
-
-    assert set(REGISTRY) == set(implementations.SDPA + implementations.REFERENCES)
-    assert all(name == implementation.name for name, implementation in REGISTRY.items())
