@@ -71,6 +71,11 @@ def held(data: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
+def files_of(name: str) -> set[str]:
+    """What is in the folder of a run, but for the frames that were made of it."""
+    return set(os.listdir(schema.folder(name))) - {".cache"}
+
+
 def gated(call, shape, device="cpu"):
     """An implementation, or a function as one, through the worker's gate, before timing and then after.
 

@@ -1,4 +1,4 @@
-"""A server process that has imported everything, and forks a process that measures or renders on request.
+"""A server process that has imported everything, and forks a process that measures on request.
 
 Starting Python and importing torch takes most of the time of a test that measures for a moment and is killed; a fork
 takes milliseconds. Each fork is a process group of its own. It takes a list of steps, names of functions in this module
@@ -27,8 +27,6 @@ from attnlab import __main__
 from attnlab.base import files
 from attnlab.measure import processes
 from attnlab.measure.instruments import environment
-from attnlab.paper import assemble, execute, latex, pages, printed
-from attnlab.paper import render as render_module
 from attnlab.runs import read, schema, write
 
 TESTS = Path(__file__).parent
@@ -187,31 +185,6 @@ def live(name: str) -> int:
                 write.add_part(name, table, key, rows)
         write.finish(name)
     return 0
-
-
-def render(name: str, lock: str) -> int:
-    """Render a run from notebooks that only wait for a lock, and fail if another process writes there meanwhile."""
-
-    def begin_and_end(notebook: Path, output: Path, *_: object, **__: object) -> None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(f"{os.getpid()} begins")
-        _pass(lock)
-        assert output.read_text() == f"{os.getpid()} begins", "Traceback: another process wrote here too"
-        output.write_text(f"{os.getpid()} ends")
-
-    def assembled(report: Path, executed: list[Path], assembled: Path) -> None:
-        begin_and_end(report, assembled)
-
-    def whole(executed: Path, page: Path, **_: object) -> None:
-        assert executed.read_text() == f"{os.getpid()} ends", "Traceback: another process wrote here too"
-        page.write_text("whole")
-
-    execute.execute, assemble.assemble, pages.render = begin_and_end, assembled, whole
-    render_module.results.of = lambda run: None
-    render_module.select_run.companions = lambda shown: []
-    render_module.explorer.write = lambda *_: None
-    latex.files, latex.packed, printed.tool = lambda notebook: {}, lambda *_: b"", lambda: ""
-    return command("report", "--run", name)
 
 
 def _at_block(number: int, act: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import faulty
 import pandas as pd
 import pytest
-from conftest import SAMPLE, tiny_study
+from conftest import SAMPLE, files_of, tiny_study
 from forks import Fork, Forks
 
 from attnlab import __main__ as command_line
@@ -171,7 +171,7 @@ def require_whole(name: str, study) -> schema.Run:
     assert not run.cases.duplicated([*schema.CASE, "replicate"]).any()
     assert len(run.cases) == len(study.shapes) * len(study.subjects) * study.replicates
     assert set(run.samples["process"]) <= set(run.processes["process"])
-    assert set(os.listdir(schema.folder(name))) == {"manifest.json", *run.manifest["files"]}
+    assert files_of(name) == {"manifest.json", *run.manifest["files"]}
     return run
 
 

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -16,16 +17,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import forks as forking
+import nbformat
 import pandas as pd
 import pytest
 import small
 import torch
 import yaml
-from conftest import SAMPLE, TINY, Quickly, held, tiny_study, told
+from conftest import SAMPLE, TINY, Quickly, files_of, held, tiny_study, told
 from forks import BLOCKS, Fork, Forks, live, watch
 from test_measure import ANSWERS, Nvml
 
-from attnlab import select_run
+from attnlab import report, select_run
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import devices, telemetry
@@ -150,7 +152,7 @@ class Killed:
     def _complete(self) -> None:
         run = read.load(self._name)
         assert run.complete
-        assert set(os.listdir(schema.folder(self._name))) == {"manifest.json", *run.manifest["files"]}
+        assert files_of(self._name) == {"manifest.json", *run.manifest["files"]}
         for columns, table in ((SAMPLE, "samples"), (CASE, "cases")):
             assert not getattr(run, table).duplicated(columns).any()
             pd.testing.assert_frame_equal(getattr(run, table)[columns], getattr(self._whole, table)[columns])
@@ -191,7 +193,7 @@ def goes_on(name: str, whole: dict[str, pd.DataFrame]) -> None:
     manifest, frames = read.held(name)
     assert manifest["complete"]
     assert [table for table in whole if not frames[table].equals(whole[table])] == []
-    assert set(os.listdir(schema.folder(name))) == {"manifest.json", *manifest["files"]}
+    assert files_of(name) == {"manifest.json", *manifest["files"]}
     shutil.rmtree(schema.folder(name))
 
 
@@ -225,7 +227,7 @@ def test_killed_before_it_has_a_manifest_a_run_begins_again_with_the_same_study_
     run = read.load("killed")
     assert run.complete
     assert len(studies.recorded(run.manifest).shapes) == 2
-    assert set(os.listdir(data / "killed")) == {"manifest.json", *run.manifest["files"]}
+    assert files_of("killed") == {"manifest.json", *run.manifest["files"]}
 
 
 def test_the_work_of_a_run_without_a_manifest_that_was_changed_is_refused_in_a_line(forks, study, data):
@@ -383,16 +385,23 @@ def test_of_two_that_measure_into_one_run_one_is_refused(forks, held_up, study, 
     assert set(run.processes["process"]) == set(run.samples["process"])
 
 
-def test_of_two_that_render_one_run_one_waits(forks, begin, tmp_path):
-    name, lock = begin(tiny_study()), tmp_path / "held up"
-    waiting = f"{paths.reports() / name}/: another process is rendering it; waiting"
-    with files.held(lock):
-        both = [forks.start(("render", name, str(lock))) for _ in range(2)]
-        both[0].wait_for(lambda: any(waiting in fork.log.read_text() for fork in both))
-    ended = [fork.end() for fork in both]
-    assert [status for status, _ in ended] == [0, 0]
-    assert sum(said.count(waiting) for _, said in ended) == 1
-    assert (paths.reports() / name / "report.html").read_text() == "whole"
+def test_of_two_that_render_one_run_one_waits(begin, monkeypatch):
+    name, said, rendered = begin(tiny_study()), [], threading.Event()
+
+    def executed(*_):
+        rendered.set()
+        return {"01_environment": nbformat.v4.new_notebook()}
+
+    monkeypatch.setattr(report, "_execute_all", executed)
+    monkeypatch.setattr(report, "_say", said.append)
+    with ThreadPoolExecutor(1) as pool:
+        with files.held(paths.reports() / name / ".lock"):
+            waiting = pool.submit(report.render, name, ["01_environment"])
+            while not said:
+                time.sleep(0.001)
+            assert not rendered.is_set()
+        assert waiting.result(timeout=60).is_file()
+    assert said == [f"{paths.reports() / name}/: another process is rendering it; waiting"]
 
 
 def test_a_run_that_is_closed_while_it_is_read_is_read_whole(data, monkeypatch):
@@ -474,7 +483,7 @@ def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkey
     assert read.names() == ["c", "a", "b"]
     created = [read.read_manifest(name)["created"] for name in read.names()]
     assert created == sorted(created, reverse=True)
-    assert select_run._newest(tiny_study(), "Imaginary X1", complete=False) == "b"
+    assert select_run._unfinished(tiny_study(), "Imaginary X1") == "b"
     # It is put right in part: still before the first of them, but after the last.
     write.create("0", small.manifest(created="2026-11-21T10:30:00+00:00"))
     assert read.names() == ["c", "a", "b", "0"]

@@ -3,12 +3,13 @@
 import os
 import shutil
 from functools import cache
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
-from attnlab.infer import counters as infer_counters
+from attnlab import profile
 from attnlab.measure.instruments import counters as instruments_counters
 from attnlab.runs import metrics
 from attnlab.runs.tables import TABLES
@@ -29,22 +30,21 @@ COUNTED = ("sdpa.flash", "kernel.mma", "kernel.tiled", "kernel.bounded")
 
 
 @cache
-def counted(name: str) -> pd.DataFrame:
-    rows = every()
-    return rows[rows["implementation"] == name].reset_index(drop=True)
-
-
-@cache
 def every() -> pd.DataFrame:
     capability = torch.cuda.get_device_capability()
     there = [name for name in COUNTED if name[:4] == "sdpa" or ladder.rung(name).architecture(capability)]
     return instruments_counters.counters(str(NCU), {name: [SHAPE] for name in there})
 
 
-def counters(name: str) -> infer_counters.Profile:
-    rows = counted(name)
-    wide = rows.pivot(index="launch", columns="metric", values="value")
-    return infer_counters.Profile(name, wide.assign(function=rows.groupby("launch")["function"].first()))
+def counted(name: str) -> pd.DataFrame:
+    rows = every()
+    return rows[rows["implementation"] == name].reset_index(drop=True)
+
+
+def shares(name: str) -> pd.Series:
+    """The row that `profile.counters` makes of one implementation's counters."""
+    (row,) = profile.counters(SimpleNamespace(profile=counted(name))).to_dict("records")
+    return pd.Series(row)
 
 
 def test_every_counter_is_there():
@@ -58,19 +58,19 @@ def test_every_counter_is_there():
 
 @pytest.mark.parametrize("name", ["sdpa.flash", "kernel.mma"])
 def test_the_counters_agree_with_the_arithmetic(name):
-    found = counters(name)
+    found = shares(name)
     device = torch.cuda.get_device_properties(0)
-    assert sum(found.cycles_pct.values()) == pytest.approx(100, abs=1)
-    exponentials = found.units_pct["exponentials (XU)"] / 100 * found.total(metrics.CYCLES)
+    of_schedulers = [share for share in found.index if share.startswith("wait_")] + ["issued_pct", "idle_pct"]
+    assert found[of_schedulers].sum() == pytest.approx(100, abs=1)
+    exponentials = found["exponentials_pct"] / 100 * found["cycles"]
     assert exponentials * 16 * device.multi_processor_count > 0.95 * SHAPE.exponentials
-    assert all(0 <= share <= 101 for share in found.units_pct.values())
-    assert len(found.bottlenecks) == infer_counters.TOP
+    assert found[list(profile.UNITS)].between(0, 101).all()
 
 
 def test_only_what_uses_tensor_cores_has_them_busy():
-    assert counters("sdpa.flash").units_pct["tensor cores"] > 10
+    assert shares("sdpa.flash")["tensor_cores_pct"] > 10
     # The compiler loads constants by an instruction of the tensor cores' pipe: that is no work of theirs.
-    assert counters("kernel.tiled").units_pct["tensor cores"] == 0
+    assert shares("kernel.tiled")["tensor_cores_pct"] == 0
 
 
 @pytest.mark.parametrize("rung", ["tiled", "mma", "bounded"])
@@ -78,11 +78,11 @@ def test_a_rung_is_profiled_as_what_it_is(rung):
     stated = next(one for one in ladder.load() if one.name == rung)
     if stated.architecture(torch.cuda.get_device_capability()) is None:
         pytest.skip("not for this architecture")
-    found = counters(stated.implementation)
-    (launch,) = found.launches.to_dict("records")
-    assert stated.function in launch["function"]
+    rows = counted(stated.implementation)
+    (function,) = rows["function"].unique()
+    assert stated.function in function
     served = stated.tiles_for(SHAPE.head_dim, SHAPE.seq_len, SHAPE.causal)
-    assert launch["launch__block_size"] == served[0].threads
+    assert rows.set_index("metric")["value"]["launch__block_size"] == served[0].threads
 
 
 def test_a_case_that_can_not_run_is_refused_in_one_line():

@@ -15,13 +15,12 @@ from conftest import EVERY_TIMING, Quickly, gated, timed, tiny_study, told
 from attnlab import select_run
 from attnlab.base import paths
 from attnlab.base.errors import Outdated
-from attnlab.infer.kernels import rungs
 from attnlab.measure.instruments import environment
 from attnlab.measure.session import record, worker
 from attnlab.measure.session.subject import Job
 from attnlab.measure.subjects import registry
 from attnlab.measure.watch import Spoiled
-from attnlab.runs import read, schema
+from attnlab.runs import read, schema, stale
 from attnlab.study import callables, studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -255,12 +254,12 @@ def test_a_run_measures_functions_in_processes_of_its_own(begin, study, write_mo
     reasons = run.cases.set_index("implementation")["reason"]
     assert reasons["python.own.ending"] == "ended its process (exit status 3)"
 
-    assert rungs.stale(run) == {}
+    assert stale.stale(run) == {}
     path = write_module("another")
-    assert rungs.stale(run) == dict.fromkeys(study.implementations[1:])
+    assert stale.stale(run) == dict.fromkeys(study.implementations[1:])
     path.unlink()
     importlib.invalidate_caches()
-    assert rungs.stale(run) == {}  # what is not here can't be told to have changed
+    assert stale.stale(run) == {}  # what is not here can't be told to have changed
 
 
 @pytest.mark.gpu
@@ -296,29 +295,6 @@ def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch,
     monkeypatch.setattr(record, "record", lambda *given: given[-1])
     study = tiny_study(implementations=["sdpa.auto", *own])
     assert select_run.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
-
-
-def test_a_run_of_a_function_that_was_edited_since_is_not_shown_as_one_of_today(
-    monkeypatch, machine, write_study, write_module, capsys
-):
-    write_module("one")
-    sys.path.pop()  # it is found beside its study alone
-    path = str(write_study(implementations=["sdpa.auto", OWN]))
-    with studies.modules_beside(path):
-        known = callables.hashes([OWN])
-    run = machine | {"name": "old", "complete": True, "kernels": known}
-    run["study"] = studies.load(path).model_dump(mode="json")
-    monkeypatch.setattr(read, "manifests", lambda *_: iter([("old", run)]))
-    monkeypatch.setattr(select_run, "measured", lambda *_, **__: "new")
-    assert select_run.named(study=path) == select_run.named(study=path, device="none") == "old"
-    assert capsys.readouterr().err == ""
-    write_module("another")
-    sys.path.pop()
-    assert select_run.named(study=path) == "new"
-    assert capsys.readouterr().err == f"{OWN} changed since the run 'old': a new one begins\n"
-    assert told(lambda: select_run.named(study=path, device="none")) == (
-        f"{OWN} changed since the run 'old', and device=none measures nothing: name a run"
-    )
 
 
 def interrupted(job):
