@@ -105,8 +105,8 @@ al.table(pd.DataFrame(rows), f"{expression}; spill is in bytes per thread, share
 # %% [markdown]
 # ## Is it as accurate?
 #
-# The largest error of a check against float64, over that of the same formula in PyTorch operations, and over that of
-# cuDNN on the same inputs (without cuDNN, of `sdpa.auto`). Checks are of all input distributions at the target.
+# The largest error of a check against float64, over that of the same formula in PyTorch operations. Then over that of
+# cuDNN on the same inputs, or without cuDNN of `sdpa.auto`. Checks are of all input distributions at the target.
 
 # %%
 place = {axis: value for axis, value in shape.items() if axis != "values"}
