@@ -59,8 +59,9 @@ al.holds("Every check passed.", checks.passed)
 # %%
 lost = recorded.cases[(recorded.cases.replicate == 0) & (recorded.cases.status != "measured")]
 reasons = lost.reason.str.replace(r"\d[\d.,]*", "N", regex=True).str.slice(0, 90)
-reasons = lost.groupby(["implementation", "status", reasons]).size().rename("cases").reset_index()
-al.table(reasons, "Cases of the first replicate without a latency; N is a number.")
+of = lost.groupby(["status", reasons]).implementation
+lost = pd.DataFrame({"cases": of.size(), "implementations": of.unique().str.join(", ")})
+al.table(lost, "Cases of the first replicate without a latency; N is a number.")
 
 # %% [markdown]
 # ## Cases

@@ -50,12 +50,10 @@ al.table(al.with_interval(ceilings, "rate")[shown], "Measured ceilings.")
 # %% [markdown]
 # ## The arithmetic
 #
-# A call has the FLOPs $F$ of two products, moves at least the bytes $M$ of Q, K, V and O, and takes $E$ exponentials.
-# With $b$ bytes an element,
-#
-# $$F = 4 B H S^2 D, \qquad M = 4 B H S D\, b, \qquad E = B H S^2, \qquad I = \frac{F}{M} = \frac{S}{b}.$$
-#
-# A causal mask leaves $F = 2 B H S (S+1) D$ and about half of $E$.
+# - FLOPs of two products: $F = 4 B H S^2 D$, with a causal mask $2 B H S (S+1) D$
+# - bytes of Q, K, V and O, each moved once, with $b$ bytes an element: $M = 4 B H S D\, b$
+# - exponentials of the softmax: $E = B H S^2$, with a causal mask $B H S (S+1) / 2$
+# - intensity: $I = F / M$, without a mask $S / b$
 
 # %%
 B, H, D, size = at["batch"], at["heads"], at["head_dim"], 4 if at["dtype"] == "float32" else 2
@@ -103,7 +101,8 @@ print(f"add_work and add_floor give the same: {np.allclose(same.floor_us, same.f
 # %% [markdown]
 # ## Regimes
 #
-# Left of the ridge, where the roof bends, memory sets the floor. Right of it, matrix products or exponentials do.
+# Left of the ridge, where the roof bends, memory sets the floor. Right of it, matrix products or exponentials do. Hollow
+# marks are causal.
 
 # %%
 product = max(rates.get(f"{kind}.{at['dtype']}", 0) for kind in ("matmul", "wgmma"))
