@@ -133,7 +133,8 @@ al.holds(
 # %% [markdown]
 # ## Distance from the floor
 #
-# The speed of light is the floor over the median: 100 % is the least time that the ceilings allow.
+# The speed of light is the floor over the median: 100 % is the least time that the ceilings allow. More than 100 % shows
+# that a ceiling was measured too low, as on a machine that other programs use.
 
 # %%
 al.plot.lines(lengths, "seq_len", "speed_of_light", col="causal")
