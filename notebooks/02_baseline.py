@@ -59,8 +59,9 @@ al.holds("Every check passed.", checks.passed)
 # %%
 lost = recorded.cases[(recorded.cases.replicate == 0) & (recorded.cases.status != "measured")]
 reasons = lost.reason.str.replace(r"\d[\d.,]*", "N", regex=True).str.slice(0, 90)
-reasons = lost.groupby(["implementation", "status", reasons]).size().rename("cases").reset_index()
-al.table(reasons, "Cases of the first replicate without a latency; N is a number.")
+of = lost.groupby(["status", reasons]).implementation
+lost = pd.DataFrame({"cases": of.size(), "implementations": of.unique().str.join(", ")})
+al.table(lost, "Cases of the first replicate without a latency; N is a number.")
 
 # %% [markdown]
 # ## Cases
@@ -101,13 +102,6 @@ al.table(wide, "Median latency in µs by sequence length, without a mask.")
 fastest = lengths.loc[lengths.groupby(["seq_len", "causal"]).median_us.idxmin()]
 al.holds("At all 15 places `kernel.best` has the smallest median.", fastest.implementation == "kernel.best")
 
-# %% tags=["published"]
-pair = lengths.pivot(index=["causal", "seq_len"], columns="implementation", values="median_us")
-al.holds(
-    "PyTorch chooses cuDNN: the medians of `sdpa.auto` and `sdpa.cudnn` differ by 0.5 % at most.",
-    lambda: (pair["sdpa.auto"] / pair["sdpa.cudnn"] - 1).abs() < 0.0055,
-)
-
 # %% [markdown]
 # ## Batch and heads
 #
@@ -123,38 +117,6 @@ own = own.assign(row_ns=1e3 * own.median_us / (own.batch * own.heads * own.seq_l
 own = al.with_interval(own, "median_us", "low_us", "high_us")
 shown = ["batch", "heads", "median_us", "row_ns", "throughput_tflops", "bandwidth_gbs", "speed_of_light"]
 al.table(own[shown], f"{baseline} by batch and heads; row: latency over the rows of Q.")
-
-# %% [markdown]
-# ## Head dimension 128
-#
-# All of these shapes have 16,384 tokens, so that long sequences come in small batches.
-
-# %%
-long = cases[(cases.head_dim == 128) & (cases.batch * cases.seq_len == 16384) & (cases.kv_heads == cases.heads)]
-long = long[(long["values"] == "normal") & (long.clock == at["clock"]) & (long.cache == at["cache"])]
-long = long[long.implementation.isin(lengths.implementation)]
-al.plot.lines(long, "seq_len", "throughput_tflops", col="causal") if len(long) else print("None was measured.")
-
-# %% [markdown]
-# ## Lengths that no tile divides
-#
-# A kernel pads the last tile with work that is thrown away. The table compares the time for a score with that at the
-# next power of 2.
-
-# %%
-odd = along("seq_len").set_index(["implementation", "seq_len"])
-length = odd.index.get_level_values("seq_len")
-power = 2 ** np.ceil(np.log2(length)).astype(int)
-score_us = odd.median_us / odd.exponentials
-ratio = score_us / score_us.reindex(zip(odd.index.get_level_values(0), power, strict=True)).to_numpy()
-padded = ratio[length != power].unstack("seq_len")
-al.table(padded, "Time for a score, over that at the next power of 2.")
-
-# %% tags=["published"]
-al.holds(
-    "FlexAttention takes 1.44x as long for a score at 509 keys as at 512.",
-    lambda: round(padded[509]["peer.flex"], 2) == 1.44,
-)
 
 # %% [markdown]
 # ## Spread and tails
@@ -182,14 +144,3 @@ peaks = recorded.cases.groupby(["implementation", *axes]).peak_memory_bytes.max(
 peaks = lengths[~lengths.causal].merge(peaks)
 peaks = peaks.assign(memory_ratio=peaks.peak_memory_bytes / peaks.bytes)
 al.plot.lines(peaks, "seq_len", "memory_ratio", log="xy")
-
-# %% [markdown]
-# ## Kernels
-#
-# PyTorch's profiler lists the kernels of a call. The table shows the longest, and the number of cases that ran it.
-
-# %%
-ran = recorded.cases[recorded.cases.implementation.isin(lengths.implementation) & (recorded.cases.replicate == 0)]
-kernel = ran.kernels.str.split("\n").str[0].str.replace(r"\(.*|<.*|^void ", "", regex=True).str.slice(0, 60)
-ran = ran[kernel != ""].groupby(["implementation", kernel]).size().rename("cases")
-al.table(ran, "The longest kernel of a call.")

@@ -29,7 +29,6 @@ import numpy as np
 import pandas as pd
 
 import attnlab as al
-from attnlab.base import paths
 
 recorded = al.load(run)
 at = al.target(recorded, batch=batch, heads=heads, head_dim=head_dim, dtype=dtype, clock=clock, cache=cache)
@@ -50,12 +49,10 @@ al.table(al.with_interval(ceilings, "rate")[shown], "Measured ceilings.")
 # %% [markdown]
 # ## The arithmetic
 #
-# A call has the FLOPs $F$ of two products, moves at least the bytes $M$ of Q, K, V and O, and takes $E$ exponentials.
-# With $b$ bytes an element,
-#
-# $$F = 4 B H S^2 D, \qquad M = 4 B H S D\, b, \qquad E = B H S^2, \qquad I = \frac{F}{M} = \frac{S}{b}.$$
-#
-# A causal mask leaves $F = 2 B H S (S+1) D$ and about half of $E$.
+# - FLOPs of two products: $F = 4 B H S^2 D$, with a causal mask $2 B H S (S+1) D$
+# - bytes of Q, K, V and O, each moved once, with $b$ bytes an element: $M = 4 B H S D\, b$
+# - exponentials of the softmax: $E = B H S^2$, with a causal mask $B H S (S+1) / 2$
+# - intensity: $I = F / M$, without a mask $S / b$
 
 # %%
 B, H, D, size = at["batch"], at["heads"], at["head_dim"], 4 if at["dtype"] == "float32" else 2
@@ -103,20 +100,14 @@ print(f"add_work and add_floor give the same: {np.allclose(same.floor_us, same.f
 # %% [markdown]
 # ## Regimes
 #
-# Left of the ridge, where the roof bends, memory sets the floor. Right of it, matrix products or exponentials do.
+# Left of the ridge, where the roof bends, memory sets the floor. Right of it, matrix products or exponentials do. Hollow
+# marks are causal.
 
 # %%
 product = max(rates.get(f"{kind}.{at['dtype']}", 0) for kind in ("matmul", "wgmma"))
 print(f"The ridge between memory and products is at {1e3 * product / rates['copy']:.0f} FLOP/byte in {at['dtype']}.")
 for limit, part in floor.groupby("limit", sort=False):
     print(f"{limit}: S = {', '.join(map(str, part.seq_len))}")
-
-# %% tags=["published"]
-al.holds(
-    "The L2 sets the floor up to 128 keys, the matrix product from 256 on. Exponentials take 81 % as long as products.",
-    lambda: list(floor.limit) == ["L2"] * 2 + ["matrix product"] * 6
-    and (floor.exponentials / floor["matrix product"]).between(0.81, 0.82).all(),
-)
 
 # %%
 square = kept[(kept.kv_len == kept.seq_len) & (kept["values"] == "normal")]
@@ -134,16 +125,11 @@ al.holds(
 # %% [markdown]
 # ## Distance from the floor
 #
-# The speed of light is the floor over the median: 100 % is the least time that the ceilings allow.
+# The speed of light is the floor over the median: 100 % is the least time that the ceilings allow. More than 100 % shows
+# that a ceiling was measured too low, as on a machine that other programs use.
 
 # %%
 al.plot.lines(lengths, "seq_len", "speed_of_light", col="causal")
-
-# %%
-bound = floor[floor.seq_len.isin(lengths.seq_len)]
-bound = bound.assign(implementation="floor", median_us=bound.floor_us, causal=False)
-both = pd.concat([lengths[~lengths.causal], bound])
-al.plot.lines(both, "seq_len", "median_us", log="xy", colours={"floor": "#888888"})
 
 # %% [markdown]
 # ## Ceilings of your own
@@ -156,30 +142,3 @@ mine = {"copy": 8000, "matmul.float16": 2250, "matmul.bfloat16": 2250, "exponent
 mine |= {"matmul.float32": rates["matmul.float32"]}  # not stated for a B200
 theirs = pd.concat([work[["seq_len", "intensity"]], floors(work, mine, "cold")], axis=1)
 al.table(theirs, "Least time in µs by ceilings of your own, cold cache.")
-
-# %%
-al.plot.roofline(headline, mine)
-
-# %% [markdown]
-# ## Published numbers
-#
-# `data/reference/literature.csv` holds throughputs as their sources state them. Most count half of the square under a
-# causal mask, which leaves out the diagonal. The figure shows the highest share of a device's dense peak. Numbers above
-# 100 % are left out: they cannot be right.
-
-# %%
-peaks = pd.read_csv(paths.REFERENCE / "datasheets.csv")[["device", "matmul_float16_tflops"]]
-published = pd.read_csv(paths.REFERENCE / "literature.csv").query("unit == 'TFLOP/s'").merge(peaks, on="device")
-halved = (published.causal == True) & (published.convention == "halved")  # noqa: E712
-exact = published.value.where(~halved, published.value * (1 + 1 / published.seq_len))
-published = published.assign(share_pct=100 * exact / published.matmul_float16_tflops, origin="published")
-
-# %%
-stated = recorded.ceilings.set_index("ceiling").datasheet.to_dict()
-here = al.where(square, clock=at["clock"], cache=at["cache"])
-peak = here.dtype.map(lambda name: stated.get(f"matmul.{name}", np.nan))
-here = here.assign(device="this run", origin="this run", share_pct=100 * here.throughput_tflops / peak)
-both = pd.concat([published, here]).dropna(subset=["share_pct"]).sort_values("share_pct", ascending=False)
-best = both.drop_duplicates(["implementation", "device"]).query("share_pct <= 100")
-best = best.assign(name=best.implementation + ", " + best.device.str.replace("NVIDIA ", ""))
-al.plot.dots(best, "share_pct", "name", low=None, high=None, reference=100, hue="origin", log="")

@@ -37,9 +37,8 @@ print(runs[0], f"Target: {', '.join(f'{axis} {value}' for axis, value in at.item
 # %%
 def choices(run):
     """The cases that a user chooses from, with the time and the price per token; no ladder kernel but the chosen."""
-    cases = al.add_work(al.summarize(run.samples))
-    cases = cases[~cases.implementation.str.startswith("kernel.") | (cases.implementation == "kernel.best")]
-    cases = al.where(cases, clock=at["clock"], cache=at["cache"], values="normal")
+    cases = al.where(al.summarize(run.samples), clock=at["clock"], cache=at["cache"], values="normal")
+    cases = al.add_work(cases[~cases.implementation.str.match("kernel.(?!best)")])
     per_token_ns = 1e3 * cases.median_us / (cases.batch * cases.seq_len)
     return cases.assign(per_token_ns=per_token_ns, micro_dollars=price_per_hour / 3600 * per_token_ns * 1e3)
 
@@ -126,11 +125,12 @@ al.table(lost.groupby(["implementation", "status", reason]).size().rename("cases
 
 # %% tags=["published"]
 decoding = al.load(decode)
-fixed = {axis: value for axis, value in al.target(decoding).items() if axis not in ("batch", "values")}
-al.plot.lines(al.where(choices(decoding), **fixed), "batch", "bandwidth_gbs")
+few, goal = choices(decoding), al.target(decoding)
+fixed = {axis: goal[axis] for axis in goal if axis not in ("batch", "values")}
+al.plot.lines(al.where(few, **fixed), "batch", "bandwidth_gbs")
 
 # %% tags=["published"]
-shown(fastest(choices(decoding)), f"The fastest at every shape of {decode}.", "bandwidth_gbs")
+shown(fastest(few), f"The fastest at every shape of {decode}.", "bandwidth_gbs")
 
 # %% [markdown] tags=["published"]
 # ## FP8

@@ -72,8 +72,10 @@ al.plot.dots(both, "speedup", "kernel", hue="what") if len(both) else print("The
 # [03_roofline](03_roofline.ipynb). The line is the fastest of PyTorch's backends.
 
 # %%
-cases = al.add_floor(al.add_work(al.summarize(recorded.samples)), recorded.ceilings)
-there = al.where(cases, **at).sort_values("median_us", ascending=False)
+place = {axis: at[axis] for axis in at if axis != "values"}
+cases = al.where(al.summarize(recorded.samples), **place)
+cases = al.add_floor(al.add_work(cases), recorded.ceilings)
+there = al.where(cases, values=at["values"]).sort_values("median_us", ascending=False)
 rival = there[there.implementation.str.startswith("sdpa.")].speed_of_light.max()
 al.plot.dots(there, "speed_of_light", "implementation", low=None, high=None, reference=rival, log="")
 
@@ -105,12 +107,12 @@ al.table(pd.DataFrame(rows), f"{expression}; spill is in bytes per thread, share
 # %% [markdown]
 # ## Is it as accurate?
 #
-# The largest error of a check against float64, over that of the same formula in PyTorch operations, and over that of
-# cuDNN on the same inputs (without cuDNN, of `sdpa.auto`). Checks are of all input distributions at the target.
+# The largest error of a check against float64, over that of the same formula in PyTorch operations. Then over that of
+# cuDNN on the same inputs, or without cuDNN of `sdpa.auto`. Checks are of all input distributions at the target.
 
 # %%
-place = {axis: value for axis, value in shape.items() if axis != "values"}
-checks = al.where(recorded.checks, **place).astype({"max_error": float, "framework_max_error": float})
+checks = recorded.checks.merge(pd.DataFrame([shape]).drop(columns="values"))
+checks = checks.astype({"max_error": float, "framework_max_error": float})
 checks = checks[~checks.implementation.str.startswith("control.")]
 ratio = (checks.max_error / checks.framework_max_error).groupby(checks.implementation).agg(["median", "max"])
 inputs = ["values", "inputs", "replicate", "moment"]
@@ -125,8 +127,7 @@ al.table(accuracy, "Median and maximum over the checks.")
 # Speed relative to that on standard normal values. Below 1, red, the values make the kernel slower.
 
 # %%
-cases = al.where(cases[cases["values"] != "zeros"], **place, clock=at["clock"], cache=at["cache"])
-wide = cases.pivot(index="implementation", columns="values", values="median_us")
+wide = cases[cases["values"] != "zeros"].pivot(index="implementation", columns="values", values="median_us")
 speed = 1 / wide.div(wide["normal"], axis=0).drop(columns="normal")
 al.plot.heatmap(speed[speed.index.str.match("kernel|sdpa.auto")], reach=0.3)
 

@@ -22,7 +22,6 @@ causal = None
 dtype = None
 
 # %%
-import numpy as np
 import pandas as pd
 
 import attnlab as al
@@ -30,7 +29,7 @@ from attnlab.runs.metrics import WAITS
 
 recorded = al.load(run)
 at = al.target(recorded, batch=batch, heads=heads, seq_len=seq_len, head_dim=head_dim, causal=causal, dtype=dtype)
-timing = {"clock": at.pop("clock"), "cache": at.pop("cache")}
+del at["clock"], at["cache"]  # the counters are of one call
 counted = al.counters(recorded)
 told = recorded.manifest.get("profile") or {"why": "the run is not complete"}
 print(recorded, f"{len(counted)} calls were counted." if len(counted) else f"No counters: {told['why']}.", sep="\n")
@@ -73,19 +72,6 @@ def bottlenecks(row):
 rows = [bottlenecks(row) for _, row in here.iterrows()]
 al.table(pd.DataFrame(rows, columns=["implementation", "first", "second", "third"]), "The three largest bottlenecks.")
 
-# %%
-pipes = here.melt(["implementation"], ["tensor_cores_pct", "exponentials_pct", "issue_slots_pct"], "unit", "used_pct")
-pipes = pipes.assign(unit=pipes.unit.str.replace("_pct", "").str.replace("_", " "))
-al.plot.dots(pipes, "used_pct", "implementation", None, None, reference=60, hue="unit", log="") if len(pipes) else None
-
-# %% tags=["published"]
-use = here.set_index("implementation")
-al.holds(
-    "`kernel.best` keeps its tensor cores 50 % busy and its exponential units 48 %, the most of all kernels.",
-    lambda: [round(use[unit]["kernel.best"]) for unit in units[:2]] == [50, 48]
-    and (use[units[:2]].idxmax() == "kernel.best").all(),
-)
-
 # %% [markdown]
 # ## Traffic
 #
@@ -120,40 +106,3 @@ al.holds(
     "`kernel.bounded` executes 33 % more instructions on rising scores than on normal ones. No library executes more.",
     lambda: round(most["kernel.bounded"], 2) == 1.33 and most[~most.index.str.startswith("kernel.")].max() < 1.001,
 )
-
-# %% [markdown]
-# ## Distance from the floor
-#
-# A call takes its floor, the time in which multiprocessors had no work, and the time in which warps waited. The last is
-# divided by the counted cycles. Calls that take more than 4 times their floor are left out.
-
-# %%
-cases = al.add_floor(al.add_work(al.summarize(recorded.samples)), recorded.ceilings)
-timed = cases[(cases.clock == timing["clock"]) & (cases.cache == timing["cache"])]
-shown = ["implementation", "median_us", "floor_us"]
-near = here.merge(timed, on=["implementation", *at]).reindex(columns=[*shown, *titles])
-near = near[near.median_us.between(near.floor_us, 4 * near.floor_us)].sort_values("median_us")
-beyond_us, waits = near.median_us - near.floor_us, near[list(titles)[:-2]]
-idle_us = np.minimum(beyond_us, near.idle_pct / 100 * near.median_us)
-waits_us = waits.div(waits.sum(axis=1), axis=0).mul(beyond_us - idle_us, axis=0).rename(columns=titles)
-largest = list(waits_us.sum().nlargest(5).index)
-parts = near[shown].assign(idle_us=idle_us).join(waits_us[largest])
-parts["other"] = beyond_us - idle_us - waits_us[largest].sum(axis=1)
-al.table(parts, "Parts of the median in µs; idle: no work.")
-
-# %% [markdown]
-# ## From kernel to kernel
-#
-# Each kernel of the ladder changes one thing of the kernel before. The table splits the change of its cycles.
-
-# %%
-cycles = here.set_index("implementation").reindex(columns=["cycles", *titles])
-cycles = cycles[list(titles)].mul(cycles.cycles / 100, axis=0).rename(columns=titles)
-rows = []
-for kernel, before in ((f"kernel.{rung['name']}", f"kernel.{rung['after']}") for rung in recorded.manifest["ladder"]):
-    if {kernel, before} <= set(cycles.index):
-        change = (cycles.loc[kernel] - cycles.loc[before]).sort_values()
-        words = [f"{name} {amount:+,.0f}" for name, amount in change.iloc[[0, 1, -1]].items()]
-        rows.append([kernel, before, cycles.loc[kernel].sum(), cycles.loc[before].sum(), *words])
-columns = ["kernel", "after", "cycles", "cycles before", "saves most", "saves next", "adds most"]
-al.table(pd.DataFrame(rows, columns=columns), "Cycles of a scheduler, and the largest changes.")

@@ -25,6 +25,7 @@ from IPython.display import display
 
 import attnlab as al
 
+# %%
 records = json.loads(records) if isinstance(records, str) else records  # `papermill -p` passes a list as text
 folder, device = al.paths.data() / "models", al.load(run).manifest["device"]["name"]
 manifests = {name: json.loads((folder / name / "manifest.json").read_text()) for name in records}
@@ -111,10 +112,11 @@ al.table(share.rename(columns={"most": "largest possible speedup"}), "Attention'
 # are close to each other: after one that differs, all later ones may. The control is SDPA again.
 
 # %%
-errors = read("outputs").groupby(["model", "prompt", "attention"], sort=False).max_error.max().unstack()
-agreeing = read("samples").groupby(["model", "prompt", "attention"], sort=False).agreeing.sum().unstack()
-both = errors.add_suffix(": max error").join(agreeing.add_suffix(": tokens as SDPA's"))
-al.table(both, "The largest errors, and the generated tokens that SDPA generated too.") if here else None
+short = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
+errors = read("outputs").groupby(["model", "prompt", "attention"], sort=False).max_error.max().unstack().rename(columns=short)
+agreeing = read("samples").groupby(["model", "prompt", "attention"], sort=False).agreeing.sum().unstack().rename(columns=short)
+both = errors.add_suffix(": error").drop(columns="SDPA again: error", errors="ignore").join(agreeing.add_suffix(": tokens"))
+al.table(both, "The largest errors, and the number of tokens that are those of SDPA.") if here else None
 
 # %% [markdown]
 # ## Measure

@@ -188,3 +188,31 @@ def _wait(until):
     while not until():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_the_report_reads_on_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNLAB_REPORTS", os.fspath(tmp_path))
+    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
+    monkeypatch.setattr(report, "_program", lambda: "")
+    page = report.render("cpu-2026-11-29", ["report"]).read_text()
+    outputs = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert len(re.findall('<figure><svg role="img" aria-label="Lines of ', outputs)) == 2
+    assert outputs.count("<caption") == 4
+    assert "H200" not in outputs
+    assert 'role="alert"' not in outputs
+
+
+def test_latex_takes_no_tex_from_markdown(tmp_path, monkeypatch):
+    pypandoc = pytest.importorskip("pypandoc")
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{Path(pypandoc.get_pandoc_path()).parent}")
+    told_by_a_run = {"text/markdown": "`a_b` \\input{/etc/passwd} $x^2$"}
+    cells = [new_markdown_cell("# Title\n\n[02_b](02_b.ipynb) and 5 %"), new_code_cell("secret", outputs=[])]
+    cells[1].outputs = [nbformat.v4.new_output("display_data", data=told_by_a_run)]
+    report._write_latex(new_notebook(cells=cells, metadata=KERNEL), tmp_path)
+    body = (tmp_path / "report.tex").read_text().partition(r"\begin{document}")[2]
+    assert r"\textbackslash input" in body
+    assert r"\input" not in body
+    assert "x^2" in body
+    assert "secret" not in body
+    assert r"5 \%" in body
+    assert "ipynb" not in body

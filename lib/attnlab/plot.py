@@ -223,7 +223,7 @@ def roofline(
         hollow = {"markerfacecolor": "none"} if is_causal else {}
         axes.plot(part["intensity"], part["throughput_tflops"], **looks[name] | hollow)
     span = np.geomspace(cases["intensity"].min() / 2, 2 * max(cases["intensity"].max(), 1e3 * product / memory))
-    roofs = [(f"memory {significant(memory)} GB/s, matrix product {significant(product)} TFLOP/s", memory, "-")]
+    roofs = [(f"memory {significant(memory)} GB/s, products {significant(product)} TFLOP/s", memory, "-")]
     for label, rate, style in [*roofs, (f"L2 {significant(l2)} GB/s", l2, "-.")]:
         axes.plot(span, np.minimum(product, rate * span / 1e3), style, color="#444444", zorder=1, label=label)
     for size in sorted(cases["head_dim"].unique()):
@@ -234,7 +234,7 @@ def roofline(
     _scale(axes.yaxis, "throughput_tflops", cases["throughput_tflops"], True)
     axes.set(xlabel=heading("intensity"), ylabel=heading("throughput_tflops"))
     drawn = [line for line in axes.get_lines() if np.isfinite(line.get_ydata()).all() and line.get_color() == "#444444"]
-    axes.legend(handles=drawn, loc="lower right", fontsize=7)
+    axes.legend(handles=drawn, loc="lower right")
     best = cases.loc[cases["throughput_tflops"].idxmax()]
     figure.alt = f"Roofline: {'; '.join(str(line.get_label()) for line in drawn)}. Highest: {best[hue]}, "
     figure.alt += f"{significant(best['throughput_tflops'])} TFLOP/s at {significant(best['intensity'])} FLOP/byte."

@@ -114,6 +114,7 @@ def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], j
         program, pdf = _program() if REPORT in executed else "", folder / "report.pdf"
         there = [name for name in names() if name in executed or (folder / f"{name}.html").is_file()]
         links = {name: f"{name}.html" for name in there} | ({"PDF": pdf.name} if program or pdf.is_file() else {})
+        links |= {"explorer": "explore.html"} if (folder / "explore.html").is_file() else {}
         pages = {page: _html(notebook, run, links | {page: ""}).encode() for page, notebook in executed.items()}
         for page, html in pages.items():
             path = folder / f"{page}.html"
