@@ -113,11 +113,6 @@ traits |= {"varlen": c.lengths == "spread", "training": c.direction == "training
 share = {trait: (c.status[has] == "measured").groupby(c.implementation).mean() for trait, has in traits.items()}
 al.table(100 * pd.DataFrame(share).dropna(axis=1, how="all"), "Percent of the cases that ran and passed every check.")
 
-# %%
-lost = c[c.status != "measured"]
-reason = lost.reason.str.replace(r"\b\d[\d.e+-]*", "N", regex=True).str.slice(0, 100)
-al.table(lost.groupby(["implementation", "status", reason]).size().rename("cases"), "Why others didn't; N is a number.")
-
 # %% [markdown] tags=["published"]
 # ## Few queries
 #

@@ -84,28 +84,6 @@ small = al.where(verdicts, phase="one token, CUDA graph", model="gpt2")
 al.holds("A step of GPT-2 is slower: the driver leaves longer gaps between its kernels (docs/models.md).", small.decision == "slower")
 
 # %% [markdown]
-# Tokens per second of all sequences of a batch, after the first token.
-
-# %%
-if here:
-    tokens = pd.Series({name: manifests[name]["plan"]["tokens"] for name in here})
-    rates = long[(long.clock == "later tokens") & ~long.implementation.str.startswith("control.")]
-    rates = rates.assign(rate=1e6 * rates.batch * (rates.record.map(tokens) - 1) / rates.latency_us.astype(float))
-    wide = rates.pivot_table(index=["model", "seq_len"], columns="implementation", values="rate", aggfunc="median", sort=False)
-    display(al.table(wide, "Tokens per second."))
-
-# %% [markdown]
-# ## How much there is to gain
-#
-# If attention took no time, a phase would be 1 / (1 - share) times as fast. PyTorch's profiler gives the time of kernels.
-
-# %%
-share = read("kernels").assign(share_pct=lambda frame: 100 * frame.attention_us / frame.total_us)
-share = share[share.attention == "transformers.sdpa"].groupby(["model", "prompt", "phase"], sort=False).share_pct.median().reset_index()
-share["most"] = 1 / (1 - share.share_pct / 100)
-al.table(share.rename(columns={"most": "largest possible speedup"}), "Attention's share of the time of the device.") if here else None
-
-# %% [markdown]
 # ## Do the outputs agree?
 #
 # Errors are those of the logits at the last token of the prompts, against float32. With random weights the likeliest tokens

@@ -100,8 +100,8 @@ al.holds(
 #
 # **Intervals.** The latency of a case is the median of all samples. Samples of one process depend on each other [9], so
 # that intervals take blocks for independent: cards if there are at least 3, else replicates. A 95 % interval is
-# Student's $t$ over the log medians of blocks, and at least half as wide as that of a bootstrap over blocks and
-# samples. A speedup is a ratio of medians from the same rounds. It is above 1 if the candidate is faster.
+# Student's $t$ over the log medians of blocks. A speedup is a ratio of medians from the same rounds. It is above 1 if
+# the candidate is faster.
 #
 # **Decisions.** A candidate is faster or slower if the interval excludes 1, if $p < 0.05$ after Holm's adjustment for
 # the number of candidates [10], and if the effect is at least the smallest that the run can detect. Each round times
