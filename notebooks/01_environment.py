@@ -146,13 +146,9 @@ al.holds("The power limit throttles long sequences: every sample from 4,096 on."
 
 # %%
 load = recorded.endurance.dropna(subset="latency_us").assign(second=lambda frame: frame.started_s // 0.1 / 10)
-load = load.groupby(["implementation", "second"])[["latency_us", "sm_clock_mhz", "power_w"]].median().astype(float).reset_index()
+load = load.groupby(["implementation", "second"]).latency_us.median().astype(float).reset_index()
 load["relative_latency"] = load.latency_us / load.groupby("implementation").latency_us.transform("first")
 al.plot.lines(load, "second", "relative_latency", log="") if len(load) else print("The run holds no load.")
-
-# %%
-load = load.drop(columns=["second", "relative_latency"]).groupby("implementation").agg(["first", "last"])
-al.table(load, "First and last 0.1 s of the load.") if len(load) else None
 
 # %% [markdown]
 # ## To repeat it

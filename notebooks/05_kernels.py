@@ -128,14 +128,13 @@ al.table(accuracy, "Median and maximum over the checks.")
 
 # %%
 wide = cases[cases["values"] != "zeros"].pivot(index="implementation", columns="values", values="median_us")
-speed = 1 / wide.div(wide["normal"], axis=0).drop(columns="normal")
+speed = 1 / wide.div(wide["normal"], axis=0)
 al.plot.heatmap(speed[speed.index.str.match("kernel|sdpa.auto")], reach=0.3)
 
 # %% tags=["published"]
-slowest = (1 / speed.min(axis=1)).round(2)
+slowest, changing = (1 / speed.min(axis=1)).round(2), ["kernel.bounded", "kernel.lazy", "kernel.best"]
 al.holds(
     "On its worst input distribution, `kernel.bounded` takes 1.41x as long as on normal values, and `kernel.lazy` and "
     "`kernel.best` 1.04x. All others stay within 1 %.",
-    list(slowest[["kernel.bounded", "kernel.lazy", "kernel.best"]]) == [1.41, 1.04, 1.04]
-    and slowest.drop(["kernel.bounded", "kernel.lazy", "kernel.best"]).max() <= 1.01,
+    lambda: list(slowest[changing]) == [1.41, 1.04, 1.04] and slowest.drop(changing).max() <= 1.01,
 )

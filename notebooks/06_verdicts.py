@@ -63,12 +63,12 @@ al.table(al.with_interval(worst, "speedup")[columns], "Each candidate on its wor
 al.statement(worst.iloc[0])
 
 # %% tags=["published"]
-best, bounded = (worst[worst.candidate == name].squeeze() for name in ("kernel.best", "kernel.bounded"))
-speedups = [best.speedup, best.highest, bounded.highest, 1 / bounded.speedup]
+ends = worst.set_index("candidate")[["n", "speedup", "highest"]]
 al.holds(
-    "On 15 input distributions, `kernel.best` is 1.23x to 1.29x faster than PyTorch. `kernel.bounded` is 1.25x faster "
-    "on its best distribution, and 1.13x slower on its worst.",
-    best.n == 15 and [round(speedup, 2) for speedup in speedups] == [1.23, 1.29, 1.25, 1.13],
+    "On 15 input distributions, `kernel.best` is 1.23x to 1.29x faster than PyTorch. `kernel.bounded` is up to 1.25x "
+    "faster, and 1.13x slower on its worst distribution.",
+    lambda: list(ends.loc["kernel.best"].round(2)) == [15, 1.23, 1.29]
+    and (round(ends.highest["kernel.bounded"], 2), round(1 / ends.speedup["kernel.bounded"], 2)) == (1.25, 1.13),
 )
 
 # %% [markdown]

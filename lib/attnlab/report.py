@@ -39,15 +39,14 @@ from vl_convert import svg_to_pdf
 
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError, suggestion
+from attnlab.base.texts import printable
 from attnlab.runs import read
 
 REPORT = "report"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOW = "no PDF: install Chromium, or pdflatex with pandoc (the package pypandoc-binary brings it), and render again"
-LIMIT_S = 300  # for a program that makes a PDF
 TAGS = "style div span p b strong em i code pre br sub sup ul ol li table caption thead tbody tfoot tr th td"
 ATTRIBUTES = "class id style colspan rowspan scope role aria-label tabindex"
-"""What HTML of an output may hold; the rest is left out."""
 LINK_TO_FILE = re.compile(r"""(<a\b[^>]*?)\shref=(["'])(?!#|https?:|mailto:).*?\2""", re.DOTALL)
 """A link that a browser would print as an address on this machine."""
 TEMPLATES = {"extra_template_basedirs": [str(Path(__file__).with_name("template"))]}
@@ -146,7 +145,7 @@ def _outputs(notebook: Notebook) -> list[Any]:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class _Kernel(AsyncKernelManager):
@@ -228,7 +227,7 @@ def _title(notebook: Notebook) -> str:
 
 
 def _tables(html: str) -> str:
-    """Tables and text of an output, without scripts, pictures, links, handlers, and addresses in styles."""
+    """HTML of an output with these tags and attributes alone: no scripts, pictures, links, nor addresses in styles."""
     soup = BeautifulSoup(html, "html.parser")
     for tag in (tag for tag in soup.find_all(True) if not tag.decomposed):
         style = tag.get_text() if tag.name == "style" else str(tag.get("style", ""))
@@ -267,7 +266,7 @@ def _pdf(program: str, notebook: Notebook, page: Path, scratch: Path) -> bytes:
     latex, made, said = Path(program).name == "pdflatex", scratch / "report.pdf", "it took too long"
     if latex:
         _write_latex(notebook, scratch)
-        options = ["-interaction=nonstopmode", "-halt-on-error", "report.tex"]
+        options = ["-no-shell-escape", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
     else:
         copy = scratch / page.name
         copy.write_text(LINK_TO_FILE.sub(r"\1", page.read_text()))
@@ -276,7 +275,7 @@ def _pdf(program: str, notebook: Notebook, page: Path, scratch: Path) -> bytes:
         options += [f"--user-data-dir={scratch}/profile", f"--print-to-pdf={made}", copy.as_uri()]
     for _ in range(1 + latex):  # LaTeX writes references in a second pass
         with suppress(subprocess.TimeoutExpired):
-            ended = subprocess.run([program, *options], cwd=scratch, capture_output=True, timeout=LIMIT_S)
+            ended = subprocess.run([program, *options], cwd=scratch, capture_output=True, timeout=300)
             said = next(iter(re.findall(r"^! (.*)", ended.stdout.decode(errors="replace"), re.M)), "it ended early")
     if not made.is_file():
         raise UserError(f"{Path(program).name} made no PDF, {said}; the pages are there")
