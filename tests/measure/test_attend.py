@@ -473,7 +473,7 @@ def test_what_there_is_no_attention_of_is_refused_in_a_line(called, monkeypatch,
 
 def test_without_transformers_register_says_what_is_missing(monkeypatch):
     monkeypatch.delitem(vars(attnlab), "register", raising=False)
-    monkeypatch.delitem(sys.modules, attnlab._HOMES["register"], raising=False)
+    monkeypatch.delitem(sys.modules, f"attnlab.{attnlab._HOME['register']}", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
     said = r"^attnlab\.register needs transformers, which is not installed: install attnlab with its extra \[model\]$"
     with pytest.raises(ModuleNotFoundError, match=said):
