@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Environment
 #
-# A latency holds for one machine, its settings and one clock. This notebook shows all three, and compares the clock with
-# four others.
+# A latency holds for one machine, its settings and one clock. This notebook shows all three, and compares the clock
+# with four others.
 
 # %% tags=["parameters"]
 run = "h200-2026-11-28-main"  # a run in data/
@@ -34,18 +34,17 @@ environment, versions = manifest["environment"], manifest["environment"]["packag
 stated = {name: value for name, value in manifest["device"].items() if name != "kind"} | environment["card"]
 stated |= {name: environment[name] for name in ("driver", "cuda", "cudnn", "python", "system")}
 stated |= {name: versions[name] for name in ("torch", "triton", "nvidia-cudnn-cu13") if name in versions}
-al.table(pd.DataFrame({"what": stated.keys(), "value": map(str, stated.values())}), "As the driver and the packages state it.")
-
-# %%
-hosts = ["card", "cpu", "host", "power_limit_w", "ecc", "persistence", "mig"]
-processes = recorded.processes.groupby(hosts, dropna=False, sort=False).process.agg(processes="size").reset_index()
-al.table(processes, "Processes by card; cards and hosts are named by hashes.")
+al.table(
+    pd.DataFrame({"what": stated.keys(), "value": map(str, stated.values())}),
+    "As the driver and the packages state it.",
+)
 
 # %% [markdown]
 # ## Is it locked?
 #
 # Each process sets these values before it measures, reads them back, and stops if one differs. Strict deterministic
-# algorithms would make PyTorch drop cuDNN attention and fill new tensors with NaN inside the timed window, so they only warn.
+# algorithms would make PyTorch drop cuDNN attention and fill new tensors with NaN inside the timed window, so they
+# only warn.
 
 # %%
 settings = environment["settings"]
@@ -63,10 +62,6 @@ ceilings = recorded.ceilings[recorded.ceilings.ceiling != "l2_size"]
 ceilings = ceilings.assign(of_datasheet_pct=100 * ceilings.rate / ceilings.datasheet)
 al.table(al.with_interval(ceilings, "rate"), "Rates of this machine, with 95 % intervals.")
 
-# %% tags=["published"]
-shares = ceilings.of_datasheet_pct.dropna()
-al.holds("This card reaches 75 % to 91 % of its datasheet.", (round(shares.min()), round(shares.max())) == (75, 91))
-
 # %% [markdown]
 # ## The clock
 #
@@ -82,11 +77,6 @@ lengths = al.where(al.summarize(samples), **axes, implementation=baseline)
 lengths = lengths[lengths.kv_len == lengths.seq_len].assign(timing=lengths.clock + ", " + lengths.cache)
 al.plot.lines(lengths, "seq_len", "median_us", hue="timing", low="low_us", high="high_us", log="xy")
 
-# %%
-gap = lengths.pivot_table(index="seq_len", columns="clock", values="median_us", aggfunc="min").reindex(columns=["eager", "device"])
-gap = gap.assign(launch_us=gap.eager - gap.device, launch_pct=100 * (gap.eager / gap.device - 1)).dropna().reset_index()
-al.table(gap, f"What the host adds to a call of {baseline}.") if len(gap) else print("The run has one clock only.")
-
 # %% [markdown]
 # ## Is the clock right?
 #
@@ -101,14 +91,11 @@ gaps = gaps.join(ends.set_axis(["low", "gap_pct", "high"], axis=1)).sort_values(
 caption = "Other clocks minus ours: medians, and 10 % to 90 % of the cases."
 al.table(al.with_interval(gaps, "gap_pct"), caption) if len(gaps) else print("The run has no panel of clocks.")
 
-# %%
-others = gaps[~gaps.method.isin(["eager", "triton.do_bench"])]  # which include the launch
-al.plot.dots(others, "gap_pct", "method", reference=0.0, log="") if len(others) else None
-
 # %% [markdown]
 # ## Cards and processes
 #
-# Cards differ, and so do processes on one card. A claim about a kind of card needs several cards: see `block` in `samples`.
+# Cards differ, and so do processes on one card. A claim about a kind of card needs several cards: see `block` in
+# `samples`.
 
 # %%
 own = samples[samples.implementation == baseline]
@@ -116,29 +103,27 @@ case = [*axes, "seq_len", "kv_len", "clock", "cache"]
 levels = {"cards_pct": own.groupby([*case, "card"]).latency_us.median().groupby(case)}
 levels["processes_pct"] = own.groupby([*case, "card", "process"]).latency_us.median().groupby([*case, "card"])
 levels["samples_pct"] = own.groupby([*case, "process"]).latency_us
-levels = {name: (100 * level.std() / level.mean()).groupby(["clock", "cache"]).median() for name, level in levels.items()}
-al.table(pd.DataFrame(levels), f"Standard deviations of latencies of {baseline} between cards, processes and samples: medians of cases.")
-
-# %% [markdown]
-# ## The cache
-#
-# Before some samples a kernel, the canary, timed loads of single lines of Q, K and V. It shows how much the L2 held of them.
-
-# %%
-hits = recorded.residency[recorded.residency.metric.str.endswith(".hits")]
-hits = al.add_work(hits).assign(fits=lambda frame: frame.bytes <= manifest["device"]["l2_bytes"] / 3)
-hits = hits.groupby(["clock", "cache", "fits"]).value.describe()[["count", "min", "50%", "max"]]
-al.table(hits, "Lines found in the L2, in %; fits: Q, K, V and O take a third of it or less.") if len(hits) else print("No canary.")
+levels = {
+    name: (100 * level.std() / level.mean()).groupby(["clock", "cache"]).median() for name, level in levels.items()
+}
+al.table(
+    pd.DataFrame(levels),
+    f"Standard deviations of latencies of {baseline} between cards, processes and samples: medians of cases.",
+)
 
 # %% [markdown]
 # ## Load and throttling
 #
-# A card at rest runs at its highest clock. Under load, its power limit sets the clock. Below, each implementation runs alone,
-# without a pause. A latency of 1 is that of the first 0.1 s.
+# A card at rest runs at its highest clock. Under load, its power limit sets the clock. Below, each implementation runs
+# alone, without a pause. A latency of 1 is that of the first 0.1 s.
 
 # %%
 throttled = samples.throttled.astype("Float64").mean()
-print(manifest["telemetry"] if pd.isna(throttled) else f"{throttled:.0%} of the samples were taken while the card throttled.")
+print(
+    manifest["telemetry"]
+    if pd.isna(throttled)
+    else f"{throttled:.0%} of the samples were taken while the card throttled."
+)
 
 # %% tags=["published"]
 long = al.where(lengths, clock="device", cache="warm", seq_len=[4096, 8192])
@@ -149,10 +134,3 @@ load = recorded.endurance.dropna(subset="latency_us").assign(second=lambda frame
 load = load.groupby(["implementation", "second"]).latency_us.median().astype(float).reset_index()
 load["relative_latency"] = load.latency_us / load.groupby("implementation").latency_us.transform("first")
 al.plot.lines(load, "second", "relative_latency", log="") if len(load) else print("The run holds no load.")
-
-# %% [markdown]
-# ## To repeat it
-
-# %%
-repeat = {name: manifest[name] for name in ("created", "command", "commit", "attnlab", "missing_clocks", "seal")}
-al.table(pd.DataFrame({"what": repeat.keys(), "value": map(str, repeat.values())}), "The command, the code, and the seal.")

@@ -100,8 +100,8 @@ print(f"add_work and add_floor give the same: {np.allclose(same.floor_us, same.f
 # %% [markdown]
 # ## Regimes
 #
-# Left of the ridge, where the roof bends, memory sets the floor. Right of it, matrix products or exponentials do. Hollow
-# marks are causal.
+# Left of the ridge, where the roof bends, memory sets the floor. Right of it, matrix products or exponentials do.
+# Hollow marks are causal.
 
 # %%
 product = max(rates.get(f"{kind}.{at['dtype']}", 0) for kind in ("matmul", "wgmma"))
@@ -125,8 +125,8 @@ al.holds(
 # %% [markdown]
 # ## Distance from the floor
 #
-# The speed of light is the floor over the median: 100 % is the least time that the ceilings allow. More than 100 % shows
-# that a ceiling was measured too low, as on a machine that other programs use.
+# The speed of light is the floor over the median: 100 % is the least time that the ceilings allow. More than 100 %
+# shows that a ceiling was measured too low, as on a machine that other programs use.
 
 # %%
 al.plot.lines(lengths, "seq_len", "speed_of_light", col="causal")

@@ -60,25 +60,6 @@ steps.loc[steps.high < steps.predicted / 1.02, "outcome"] = "missed"
 columns = ["kernel", "after", "change", "candidate_us", "speedup", "predicted", "outcome"]
 al.table(al.with_interval(steps, "speedup")[columns], "Each kernel over the one that it builds on.")
 
-# %%
-predicted = steps.assign(speedup=steps.predicted, low=steps.predicted, high=steps.predicted)
-both = pd.concat([steps.assign(what="measured"), predicted.assign(what="predicted")])
-al.plot.dots(both, "speedup", "kernel", hue="what") if len(both) else print("The run has no kernels of the ladder.")
-
-# %% [markdown]
-# ## How near is the floor?
-#
-# The speed of light is the least latency by the machine's ceilings, over the median: see
-# [03_roofline](03_roofline.ipynb). The line is the fastest of PyTorch's backends.
-
-# %%
-place = {axis: at[axis] for axis in at if axis != "values"}
-cases = al.where(al.summarize(recorded.samples), **place)
-cases = al.add_floor(al.add_work(cases), recorded.ceilings)
-there = al.where(cases, values=at["values"]).sort_values("median_us", ascending=False)
-rival = there[there.implementation.str.startswith("sdpa.")].speed_of_light.max()
-al.plot.dots(there, "speed_of_light", "implementation", low=None, high=None, reference=rival, log="")
-
 # %% [markdown]
 # ## What does each kernel use?
 

@@ -35,8 +35,8 @@ told = recorded.manifest.get("profile") or {"why": "the run is not complete"}
 print(recorded, f"{len(counted)} calls were counted." if len(counted) else f"No counters: {told['why']}.", sep="\n")
 
 # %% [markdown]
-# The counters are of one call after a warm-up. Nsight Compute runs each kernel several times and counts some metrics each
-# time. Its durations are never compared with samples.
+# The counters are of one call after a warm-up. Nsight Compute runs each kernel several times and counts some metrics
+# each time. Its durations are never compared with samples.
 
 # %%
 here = al.where(counted, **at) if len(counted) else counted

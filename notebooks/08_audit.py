@@ -9,8 +9,9 @@
 # %% [markdown]
 # # Audit
 #
-# Do published numbers hold? Five reports measured PyTorch's attention on an NVIDIA L4. Their numbers were transcribed into
-# `data/reference/`. The cells below recompute each claim from the numbers that the reports print. No GPU is needed.
+# Do published numbers hold? Five reports measured PyTorch's attention on an NVIDIA L4. Their numbers were transcribed
+# into `data/reference/`. The cells below recompute each claim from the numbers that the reports print. No GPU is
+# needed.
 
 # %% tags=["parameters"]
 run = "h200-2026-11-28-main"  # as in the other notebooks; the audit is the same for every run
@@ -26,7 +27,13 @@ import pandas as pd
 
 import attnlab as al
 
-documents = {"000": "baseline", "001": "how it was made", "002": "custom kernel", "003": "autotuning", "004": "fixed shape"}
+documents = {
+    "000": "baseline",
+    "001": "how it was made",
+    "002": "custom kernel",
+    "003": "autotuning",
+    "004": "fixed shape",
+}
 printed = pd.concat([pd.read_csv(al.paths.REFERENCE / f"{name}.csv", dtype=str) for name in documents])
 claims = pd.read_csv(al.paths.REFERENCE / "claims.csv", dtype=str).fillna("")
 claims[["document", "claim", "rule", "stated", "inputs"]].sample(5, random_state=0)
@@ -42,9 +49,20 @@ sheets = pd.read_csv(al.paths.REFERENCE / "datasheets.csv", dtype=str).iloc[:2] 
 units = {"matmul_float16_tflops": "TFLOP/s", "copy_gbs": "GB/s", "l2_mib": "MiB", "memory_gb": "GB"}
 units |= {"multiprocessors": "count", "memory_kind": "text"}
 sheets = sheets.assign(document=sheets.device.str.split().str[1]).melt("document", [*units], "id", "value")
-errors = printed.dropna(subset="plus_minus").assign(id=lambda frame: "±" + frame.id, value=lambda frame: frame.plus_minus)
+errors = printed.dropna(subset="plus_minus").assign(
+    id=lambda frame: "±" + frame.id, value=lambda frame: frame.plus_minus
+)
 numbers = pd.concat([printed, errors, sheets.assign(unit=sheets.id.map(units))], ignore_index=True)
-scales = {"%": 0.01, "thousand": 1e3, "million": 1e6, "ms": 1e-3, "min": 60, "h": 3600, "1/min": 1 / 60, "USD/h": 1 / 3600}
+scales = {
+    "%": 0.01,
+    "thousand": 1e3,
+    "million": 1e6,
+    "ms": 1e-3,
+    "min": 60,
+    "h": 3600,
+    "1/min": 1 / 60,
+    "USD/h": 1 / 3600,
+}
 scales |= {"MB": 1e6, "GB": 1e9, "MiB": 2**20, "GB/s": 1e9, "GFLOP/s": 1e9, "TFLOP/s": 1e12}  # in s, bytes, FLOPs, USD
 scale = numbers.unit.map(scales).fillna(1.0)
 numbers["v"] = scale * pd.to_numeric(numbers.value.mask(numbers.unit == "text"))
@@ -65,8 +83,8 @@ rows = {(row["document"], row["id"]): Row(**row) for row in numbers.to_dict("rec
 # %% [markdown]
 # ## Formulas
 #
-# A claim names its formula, the row that it is about (`s`), and the rows that it follows from. A formula gives the number
-# that should have been printed, or says whether the statement is true.
+# A claim names its formula, the row that it is about (`s`), and the rows that it follows from. A formula gives the
+# number that should have been printed, or says whether the statement is true.
 
 # %%
 formulas = {
@@ -186,8 +204,9 @@ def inputs_of(claim):
 # %% [markdown]
 # ## Verdicts
 #
-# A number *holds* if it prints as stated. It is *rounding* if the printed digits allow the recomputed one. Formulas rise or
-# fall with each input, so the ends of the inputs give the ends of the result. Formulas of many inputs rise with each.
+# A number *holds* if it prints as stated. It is *rounding* if the printed digits allow the recomputed one. Formulas
+# rise or fall with each input, so the ends of the inputs give the ends of the result. Formulas of many inputs rise
+# with each.
 
 
 # %%
@@ -249,30 +268,6 @@ found = [recomputed(claim)[0] for claim in told.itertuples()]
 found = [np.nan if isinstance(one, bool) else one for one in found] / about.unit.map(scales).fillna(1.0)
 shown = told.assign(stated=about.value, recomputed=found, unit=about.unit.replace({"text": "", "1": "", "count": ""}))
 al.table(shown[["document", "claim", "stated", "recomputed", "unit", "finding", "note"]])
-
-# %% [markdown]
-# ## The corrected roofline
-
-# %%
-peaks = [rows[where].value for where in [("000", "peak.throughput"), ("L4", "matmul_float16_tflops"), ("L4", "copy_gbs")]]
-al.holds(
-    "The reports take 30 TFLOP/s for the peak, which is the rate of float32. The datasheet has 121 TFLOP/s for dense float16 "
-    "products, and 300 GB/s for memory.",
-    peaks == ["30", "121", "300"],
-)
-is_latency = numbers.quantity.isin(["median latency", "latency", "mean latency"]) & ~numbers.id.str.startswith("±")
-points = numbers[is_latency & numbers.subject.str.match("sdpa|kernel") & (numbers.document != "001")].dropna(subset=sizes.columns)
-points = points.assign(implementation=points.subject.str.split(",").str[0], causal=points.causal == "true", median_us=1e6 * points.v)
-points = al.add_work(points.astype(dict.fromkeys(sizes.columns, int)).assign(dtype="float16"))
-al.plot.roofline(points, {"matmul.float16": 121, "copy": 300})
-
-# %%
-target = points[points["shape"] == (32, 8, 512, 64, False)]
-floor_us = (target.bytes / 300e3).iloc[0]
-al.holds(
-    "Memory sets the floor at S = 512: 0.224 ms. The best latency, 0.3195 ms, is 1.43x that.",
-    (round(floor_us, 1), round(target.median_us.min() / floor_us, 2)) == (223.7, 1.43),
-)
 
 # %% [markdown]
 # ## The advice that is left

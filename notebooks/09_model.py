@@ -9,13 +9,12 @@
 # %% [markdown]
 # # Models
 #
-# Does a faster kernel make a faster model? Models of Hugging Face transformers generate text with their own SDPA and with
-# `attnlab.attend` in its place. The weights of GPT-2 and the Llamas are random; `small` is a trained model.
+# Does a faster kernel make a faster model? Models of Hugging Face transformers generate text with their own SDPA and
+# with `attnlab.attend` in its place. The weights of GPT-2 and the Llamas are random; `small` is a trained model.
 
 # %% tags=["parameters"]
 run = "h200-2026-11-28-main"  # its device chooses the records
 records = ["h200-models-5", "h200-small"]  # in data/models/
-measure = False  # True: generate in the last cell
 
 # %%
 import json
@@ -41,15 +40,17 @@ def read(name):
 
 # %%
 plans = [model | {"record": name} for name in here for model in manifests[name]["plan"]["models"]]
-models = pd.DataFrame(plans, columns=["record", "name", "layers", "heads", "kv_heads", "head_dim"]).rename(columns={"name": "model"})
+models = pd.DataFrame(plans, columns=["record", "name", "layers", "heads", "kv_heads", "head_dim"]).rename(
+    columns={"name": "model"}
+)
 al.table(models, "The models.") if here else None
 
 # %% [markdown]
 # ## What is gained
 #
-# A user waits for the first token while the model reads the prompt: many queries. Each later token is one query over the
-# cache of keys and values. A CUDA graph hides the launches by the host. A draft of 8 tokens is read in one step, as in
-# speculative decoding.
+# A user waits for the first token while the model reads the prompt: many queries. Each later token is one query over
+# the cache of keys and values. A CUDA graph hides the launches by the host. A draft of 8 tokens is read in one step,
+# as in speculative decoding.
 
 # %%
 phases = {"first_us": "first token", "rest_us": "later tokens", "graph_us": "one token, CUDA graph"}
@@ -72,7 +73,18 @@ if verdicts:
     display(al.plot.dots(verdicts[~is_generated], "speedup", "case", hue="phase"))
 
 # %%
-shown = ["model", "prompt", "phase", "baseline_us", "candidate_us", "speedup", "low", "high", "smallest_effect", "decision"]
+shown = [
+    "model",
+    "prompt",
+    "phase",
+    "baseline_us",
+    "candidate_us",
+    "speedup",
+    "low",
+    "high",
+    "smallest_effect",
+    "decision",
+]
 al.table(al.with_interval(verdicts[shown], "speedup"), "attnlab.attend against transformers' SDPA.") if here else None
 
 # %% tags=["published"]
@@ -81,44 +93,38 @@ al.holds("With 4,096 tokens in the cache, a step of a Llama is 1.31x to 1.33x fa
 
 # %% tags=["published"]
 small = al.where(verdicts, phase="one token, CUDA graph", model="gpt2")
-al.holds("A step of GPT-2 is slower: the driver leaves longer gaps between its kernels (docs/models.md).", small.decision == "slower")
+al.holds(
+    "A step of GPT-2 is slower: the driver leaves longer gaps between its kernels (docs/models.md).",
+    small.decision == "slower",
+)
 
 # %% [markdown]
 # ## Do the outputs agree?
 #
-# Errors are those of the logits at the last token of the prompts, against float32. With random weights the likeliest tokens
-# are close to each other: after one that differs, all later ones may. The control is SDPA again.
+# Errors are those of the logits at the last token of the prompts, against float32. With random weights the likeliest
+# tokens are close to each other: after one that differs, all later ones may. The control is SDPA again.
 
 # %%
 short = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
-errors = read("outputs").groupby(["model", "prompt", "attention"], sort=False).max_error.max().unstack().rename(columns=short)
-agreeing = read("samples").groupby(["model", "prompt", "attention"], sort=False).agreeing.sum().unstack().rename(columns=short)
-both = errors.add_suffix(": error").drop(columns="SDPA again: error", errors="ignore").join(agreeing.add_suffix(": tokens"))
+errors = (
+    read("outputs")
+    .groupby(["model", "prompt", "attention"], sort=False)
+    .max_error.max()
+    .unstack()
+    .rename(columns=short)
+)
+agreeing = (
+    read("samples").groupby(["model", "prompt", "attention"], sort=False).agreeing.sum().unstack().rename(columns=short)
+)
+both = (
+    errors.add_suffix(": error")
+    .drop(columns="SDPA again: error", errors="ignore")
+    .join(agreeing.add_suffix(": tokens"))
+)
 al.table(both, "The largest errors, and the number of tokens that are those of SDPA.") if here else None
 
 # %% [markdown]
 # ## Measure
 #
-# `make model PARAMS="models=gpt2 batch=1,8 prompt=512,1024"` measures in fresh processes, with a control, and writes a record
-# to `data/models/`. The cell shows the calls that it makes.
-
-
-# %%
-def generate(attention, batch=4, prompt=512, tokens=17):
-    """Seconds in which a GPT-2 with random weights generates; the second call of two, which finds all kernels loaded."""
-    import torch
-    import transformers
-
-    on = {"device": "cuda", "dtype": torch.float16} if torch.cuda.is_available() else {"device": "cpu"}
-    config = transformers.GPT2Config(n_positions=prompt + tokens, attn_implementation=attention)
-    model, prompts = transformers.GPT2LMHeadModel(config).to(**on), torch.randint(50257, (batch, prompt), device=on["device"])
-    for _ in range(2):
-        start = pd.Timestamp.now()
-        model.generate(prompts, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False).cpu()
-    return (pd.Timestamp.now() - start).total_seconds()
-
-
-# %%
-if measure:
-    al.register("attnlab")  # makes attnlab.attend an attention of transformers
-    print({attention: generate(attention) for attention in ("sdpa", "attnlab")})
+# `make model PARAMS="models=gpt2 batch=1,8 prompt=512,1024"` measures in fresh processes, with a control, and writes a
+# record to `data/models/`.
