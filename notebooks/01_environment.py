@@ -125,10 +125,6 @@ print(
     else f"{throttled:.0%} of the samples were taken while the card throttled."
 )
 
-# %% tags=["published"]
-long = al.where(lengths, clock="device", cache="warm", seq_len=[4096, 8192])
-al.holds("The power limit throttles long sequences: every sample from 4,096 on.", long.throttled_pct == 100)
-
 # %%
 load = recorded.endurance.dropna(subset="latency_us").assign(second=lambda frame: frame.started_s // 0.1 / 10)
 load = load.groupby(["implementation", "second"]).latency_us.median().astype(float).reset_index()

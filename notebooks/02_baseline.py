@@ -56,13 +56,6 @@ al.table(counts.join(ratio), "Checks; the largest error of a check over theirs, 
 # %% tags=["published"]
 al.holds("Every check passed.", checks.passed)
 
-# %%
-lost = recorded.cases[(recorded.cases.replicate == 0) & (recorded.cases.status != "measured")]
-reasons = lost.reason.str.replace(r"\d[\d.,]*", "N", regex=True).str.slice(0, 90)
-of = lost.groupby(["status", reasons]).implementation
-lost = pd.DataFrame({"cases": of.size(), "implementations": of.unique().str.join(", ")})
-al.table(lost, "Cases of the first replicate without a latency; N is a number.")
-
 # %% [markdown]
 # ## Cases
 #
