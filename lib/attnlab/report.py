@@ -194,7 +194,7 @@ class _Markdown(mistune.HTMLRenderer):
             return f"<code>{escape(body)}</code>"
 
     def block_math(self, body: str) -> str:
-        return self.inline_math(body, display=True)
+        return f"<p>{self.inline_math(body, display=True)}</p>\n"
 
     def image(self, text: str, url: str, title: str | None = None) -> str:
         return escape(text)
