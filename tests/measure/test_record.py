@@ -227,14 +227,6 @@ def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
     assert len(read.load(name).samples) == 60
 
 
-def test_a_named_run_that_was_cut_off_is_shown_as_it_is_or_gone_on_with(begin, threaded):
-    study = tiny_study(replicates=1)
-    name = begin(study)
-    complete = select_run.results(run=name, device="auto")
-    assert complete.run.complete
-    assert len(complete.run.samples) == 60
-
-
 @pytest.mark.parametrize("what", ["environment", "dispatch table"])
 def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, monkeypatch, capsys, what):
     study = tiny_study(replicates=1)
@@ -249,23 +241,8 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
     assert re.search(rf"^{said}.*: start a new run, which begins now$", capsys.readouterr().err, re.MULTILINE)
 
 
-def test_the_newest_complete_run_of_a_study_on_this_device_is_taken(begin, threaded, write_study, data, machine):
-    path, here = write_study(replicates=1), machine["device"]
-    study = studies.load(path)
-    for name, device in (("b", here), ("a", here), ("other", here | {"name": "Another CPU"})):
-        record.record(begin(study, name, device=device), study, "cpu", processes.fresh_processes())
-    begin(study, "c")
-    begin(tiny_study(samples=7), "d")
-    (data / "broken").mkdir()
-    (data / "broken" / "manifest.json").write_text("{")
-    for device in ("none", "auto", "cpu"):
-        assert select_run.results(study=str(path), device=device).run.name == "a"
-    with pytest.raises(UserError, match=r"^there is no run of the study 'tiny' on .+, and device=none measures"):
-        select_run.results(study=str(write_study(samples=9)), device="none")
-
-
 def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
     path = write_study(replicates=1)
-    got = select_run.results(study=str(path), device="cpu")
-    assert got.run.manifest["study"] == studies.load(path).model_dump(mode="json")
-    assert got.run.manifest["study"]["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
+    stated = read.read_manifest(select_run.measured("", studies.load(path), "cpu"))["study"]
+    assert stated == studies.load(path).model_dump(mode="json")
+    assert stated["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
