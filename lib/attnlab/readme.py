@@ -49,7 +49,8 @@ def update(name: str) -> list[Path]:
 
 
 def _cases(run: Run) -> pd.DataFrame:
-    cases = frames.where(frames.summarize(run.samples), **WARM)
+    is_shown = run.samples["implementation"].str.match(r"(sdpa|peer)\.|kernel\.best$")
+    cases = frames.summarize(run.samples[is_shown & frames.is_equal(run.samples, WARM)])
     return cases[(cases["direction"] == "forward") & (cases["layout"] == "heads first") & (cases["lengths"] == "equal")]
 
 
@@ -73,8 +74,8 @@ def _results(run: Run) -> str:
     is_normal = (cases["values"] == "normal") & (cases["scale"] == 0)
     wide = cases[is_normal].pivot_table(index=SHAPE, columns="implementation", values="median_us", sort=False)
     peers = [name for name in wide if name.startswith("peer.")]
-    verdicts = frames.compare(run.samples[frames.is_equal(run.samples, WARM)], "sdpa.auto")
-    worst = frames.worst(verdicts[verdicts["candidate"] == BEST])
+    is_pair = run.samples["implementation"].isin(["sdpa.auto", BEST])
+    worst = frames.worst(frames.compare(run.samples[is_pair & frames.is_equal(run.samples, WARM)], "sdpa.auto"))
     worst = with_interval(worst[(worst["layout"] == "heads first") & (worst["direction"] == "forward")], "speedup")
     rows = wide.reset_index().merge(worst[[*SHAPE, "values", "n", "speedup"]].drop_duplicates(SHAPE), on=SHAPE)
     rows = rows[(rows["n"] > 1) | (rows["dtype"] == "bfloat16") & rows["seq_len"].isin([1, 2048, 4096, 16384])]
