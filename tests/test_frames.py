@@ -60,7 +60,7 @@ def test_medians_work_and_floors_are_those_of_before(recorded):
 
 
 def test_intervals_are_those_of_before_or_shorter(recorded):
-    name, *pairs = recorded
+    _, *pairs = recorded
     for pair, low, high in zip(pairs, ("low_us", "low"), ("high_us", "high"), strict=True):
         width, before = (np.log(pair[f"{high}{end}"] / pair[f"{low}{end}"]) for end in ("", "_golden"))
         assert (width <= before * (1 + 1e-9)).all()

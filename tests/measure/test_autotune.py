@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -132,12 +131,6 @@ def test_strides_are_those_of_the_tensors_and_values_stay(called, monkeypatch):
     assert not any(tensor.any() for tensor in given)
 
 
-def test_where_nothing_else_serves_it_is_sdpa(called, monkeypatch):
-    monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": takes(2, "flash", called, wrong=2)})
-    found = attnlab.tune(*tensors(2, 4, 33, 128, dtype=torch.float64), causal=True)
-    assert (found.chosen, found.speedups, len(found.out)) == ("sdpa.auto", {}, 5)
-
-
 def test_where_sdpa_fails_nothing_is_timed(called, monkeypatch):
     def refuses(*_, **__):
         raise RuntimeError("No available kernel.")
@@ -201,19 +194,6 @@ def test_autotune_measures_a_layout_once_and_plain_calls_and_later_processes_go_
     attend.attend(*tensors(2, 4, 35, 32))
     assert called[8:] == ["flash", "flash", "sdpa"]
     assert len(takings) == 3
-
-
-def test_threads_that_call_at_once_tune_a_layout_once(takings, called):
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: attend.attend(*tensors(), autotune=True), range(8)))
-    assert (len(takings), called) == (1, ["flash"] * 8)
-
-
-def test_the_same_layout_again_needs_no_key(takings, called, monkeypatch):
-    attend.attend(*tensors(), autotune=True)
-    monkeypatch.setattr(attend, "layout", None)
-    attend.attend(*tensors(), autotune=True)
-    assert called == ["flash"] * 2
 
 
 def test_tensors_that_are_for_sdpa_in_any_case_are_not_tuned(takings, called, monkeypatch):

@@ -16,7 +16,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,14 +27,14 @@ from conftest import SAMPLE, files_of, tiny_study
 from forks import Fork, Forks
 
 from attnlab import __main__ as command_line
-from attnlab.base.errors import Outdated, UserError
+from attnlab.base.errors import UserError
 from attnlab.measure.session import record
 from attnlab.measure.session.subject import Job
 from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
 distributed = pytest.importorskip("distributed")
-from attnlab.measure.cluster import admission, fleet, remote, run_sync, start  # noqa: E402
+from attnlab.measure.cluster import fleet, remote, run_sync  # noqa: E402
 
 FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
 
@@ -233,13 +232,6 @@ def test_while_a_part_is_taken_the_other_card_measures_replicates(two, begin):
     assert len(write.recorded(name, "cases")) == len(study.shapes) * study.replicates
 
 
-def test_what_comes_home_meanwhile_is_whole():
-    samples, cases = ["samples.r00-s000-device-warm", "samples.r00-s001-device-warm"], ["cases.r00-s000"]
-    panel = ["residency.c00", "panel.c00", "residency.c01"]
-    blocks = {name: Path(f"{name}.d1.parquet") for name in [*samples, *cases, *panel, "processes.r00-aa"]}
-    assert remote._whole(blocks).keys() == {samples[0], *cases, *panel[:2], "processes.r00-aa"}
-
-
 # Workers
 
 
@@ -342,34 +334,6 @@ def test_workers_that_differ_are_refused_and_the_others_measure(two, begin, tmp_
     assert re.fullmatch(r"its environment is another \(packages: numpy is 1.99, for the others [\d.]+\)", said[2])
 
 
-@pytest.mark.usefixtures("unlocked")
-def test_in_what_workers_may_differ():
-    found = admission.admission("cpu")
-    assert admission.difference(found, found) == ""
-    assert admission.difference(found, replace(found, card="other", host="another")) == ""
-    assert admission.difference(found, replace(found, device=found.device | {"name": "NVIDIA L4"})) == (
-        f"it measures on NVIDIA L4, the others on {found.device['name']}"
-    )
-    other = replace(found, environment=found.environment | {"python": "3.0.1", "hash": "b"})
-    assert admission.difference(found, other) == (
-        f"its environment is another (python is 3.0.1, for the others {found.environment['python']})"
-    )
-    assert admission.difference(found, replace(found, code=found.code | {"measure/clocks/cuda_events.py": "0"})) == (
-        "its code is not the client's (measure/clocks/cuda_events.py)"
-    )
-    crowd = object.__new__(fleet.Fleet)
-    crowd._standard, crowd._cards, crowd._refused = None, {}, set()
-    crowd._admit({"a": other, "b": found, "c": found}, dict.fromkeys("abc", 1))
-    assert (crowd._standard, set(crowd._cards), crowd._refused) == (found, {"b", "c"}, {"a"})
-
-
-def test_workers_of_another_environment_than_the_runs_are_refused(two, begin, machine):
-    name = begin(tiny_study(), environment=machine["environment"] | {"driver": "1.0", "hash": 64 * "0"})
-    with pytest.raises(Outdated) as caught, two.fleet() as executor:
-        record.record(name, tiny_study(), "cpu", executor)
-    assert str(caught.value) == "the environment changed since the run 'begun' began (driver): start a new run"
-
-
 def test_workers_without_the_device_are_refused(two, capsys):
     with (
         pytest.raises(UserError, match=r"^none of the cluster's workers can measure: the lines above say why$"),
@@ -455,23 +419,6 @@ def test_a_lost_scheduler_ends_the_run_in_a_line(cluster, forks, begin):
     assert len(read.load(name).samples) > 0
 
 
-def test_what_fails_in_dasks_own_loop_is_not_printed(two, caplog, monkeypatch):
-    called = threading.Event()
-
-    def fails():
-        called.set()
-        raise OSError("as where the scheduler is lost while a result is on its way")
-
-    loop = logging.getLogger("tornado.application")
-    loop.setLevel(logging.ERROR)
-    monkeypatch.setattr(loop, "handlers", [caplog.handler])
-    with start.fleet("", two.address, "cpu") as executor:
-        executor._client.loop.add_callback(fails)
-        assert called.wait(60)
-        executor._client.sync(executor._client.scheduler.identity)  # another turn of the loop
-    assert "as where the scheduler is lost" not in caplog.text
-
-
 def test_a_client_that_is_killed_is_resumed(two, forks, begin):
     study = tiny_study(replicates=2)
     name = begin(study)
@@ -547,27 +494,6 @@ def web():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("tcp://127.0.0.1:9", "nothing in 1 s"),
-        ("tls://127.0.0.1:9", "TLS"),
-        ("tcp://{web}", "nothing in 1 s"),
-        ("http://{web}", "unknown address scheme"),
-        ("tcp://{worker}", "what answers is a Worker"),
-    ],
-)
-def test_a_scheduler_that_does_not_answer_is_named(two, web, data, write_study, capsys, monkeypatch, address, why):
-    monkeypatch.setattr(start, "CONNECT_S", 1 if "1 s" in why else 600)
-    worker = next(iter(two.client.nthreads())).removeprefix("tcp://")
-    address = address.format(web=web, worker=worker)
-    assert command_line.main(["measure", "--study", str(write_study()), "--scheduler", address]) == 1
-    (said,) = lines(capsys)
-    assert said.startswith(f"attnlab: no scheduler answers at {address} (")
-    assert why in said
-    assert said.endswith("): start one with `dask scheduler`")
 
 
 def test_without_dask_it_says_so_and_all_else_works(data, write_study, capsys, monkeypatch):

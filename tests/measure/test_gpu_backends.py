@@ -133,12 +133,6 @@ def test_flex_attention_passes(shape):
     assert checks["passed"].all()
 
 
-def test_flex_attention_is_compiled():
-    shape = Shape(2, 4, 256, 64)
-    names = ran(registry.find("peer.flex").bound(inputs.draw(shape, 0, GPU), shape))
-    assert "triton" in names[0], names
-
-
 @pytest.mark.parametrize("shape", [PLAIN.resized(causal=True), GROUPED, CAUSAL_SPREAD, CAUSAL_TRAINING], ids=str)
 def test_flash_attn_4_passes_where_it_is_installed(shape):
     peer = registry.find("peer.flash4")
@@ -165,22 +159,6 @@ def test_cudnn_by_its_frontend_passes_where_it_is_installed(shape):
     assert subject.alive, subject.reason
     assert checks["passed"].all()
     assert {"call", "graph of 1"} == set(checks["route"])
-
-
-def test_cudnn_runs_its_own_kernels_and_plans_a_layout_once():
-    peer = cudnn_by_its_frontend()
-    names = ran(peer.bound(inputs.draw(PLAIN, 0, GPU), PLAIN))
-    assert "sdpa" in names[0], names
-    planned = dict(cudnn._plans)
-    peer.bound(inputs.draw(PLAIN, 1, GPU), PLAIN)()
-    assert cudnn._plans == planned
-
-
-@pytest.mark.parametrize("shape", [PLAIN.resized(dtype="float32"), PLAIN.resized(head_dim=60)], ids=str)
-def test_what_cudnn_does_not_serve_it_refuses_in_a_line(shape):
-    subject, _ = gated(cudnn_by_its_frontend(), shape, "cuda")
-    assert subject.status == "skipped", subject.reason
-    assert "\n" not in subject.reason
 
 
 @pytest.mark.parametrize(
@@ -544,28 +522,3 @@ def test_what_is_tuned_is_called_in_later_processes_whatever_the_table_says(by_t
     call = partial(attnlab.attend, *given, shape.causal)
     assert set(ran(call)) == set(needs(found.chosen, shape))
     assert Gate(given, shape.causal).check(call()).passed
-
-
-def test_autotune_measures_before_and_after_a_captured_graph_but_not_in_it(by_table):
-    by_table()
-    given = inputs.draw(PLAIN, 0, GPU)
-    call = partial(attnlab.attend, *given, autotune=True)
-    attnlab.attend(*given)
-    for number in range(2):
-        replay = ordering.captured(call)
-        assert len(attend._tuned) == number
-        replay.graph.replay()
-        torch.cuda.synchronize()
-        assert Gate(given, False).check(replay.output).passed
-        call()
-        assert len(attend._tuned) == 1
-
-
-def test_tuning_takes_the_strides_of_views_and_leaves_gradients_alone(by_table):
-    by_table()
-    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs.draw(PLAIN, 0, GPU))
-    attnlab.attend(q.clone().requires_grad_(), k, v, autotune=True).sum().backward()
-    assert attend._tuned == {}
-    output = attnlab.attend(q, k, v, autotune=True)
-    assert list(attend._tuned) == [attend.layout_words(q, k, v, False, None)]
-    assert Gate((q, k, v), False).check(output).passed

@@ -10,7 +10,6 @@ from forks import live
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnlab import __main__, select_run
-from attnlab.base import paths
 from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.measure import processes, subjects
 from attnlab.measure.session import models as session
@@ -130,17 +129,6 @@ def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
     assert weights is None
 
 
-@pytest.mark.parametrize("attention", ["sdpa", CANDIDATE])
-def test_a_step_begins_at_the_end_of_the_prompts_each_time(made, attention):
-    network, _ = made
-    network.set_attn_implementation(attention)
-    steps = model.steps(network, tokens())
-    assert set(steps) == {"drafted_us"}
-    expected = network(torch.cat([tokens(), tokens()[:, :8]], 1)).logits[:, 12:]
-    for _ in range(2):
-        torch.testing.assert_close(steps["drafted_us"](), expected)
-
-
 # ----------------------------------------------------------------------------------------------------- what is stated
 
 
@@ -167,13 +155,6 @@ def test_what_can_not_be_measured_is_one_line(capsys, data, arguments, problem):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"attnlab: {problem}")
     assert not data.exists()
-
-
-def test_sizes_that_are_no_numbers_are_one_line(capsys, data):
-    with pytest.raises(SystemExit):
-        __main__.main(["model", "--batch", "2,x"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "argument --batch: takes whole numbers, by commas, not '2,x'" in line
 
 
 def test_without_transformers_it_says_so(data, capsys, monkeypatch):
@@ -228,13 +209,6 @@ def test_a_record_holds_what_its_plan_states(recording):
     assert not (schema.folder(MINE) / "parts").exists()
 
 
-def test_attend_goes_by_the_table_of_the_device_if_there_is_one(capsys, monkeypatch):
-    monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
-    assert select_run._table_of("NVIDIA none") == {}
-    assert capsys.readouterr().err.startswith("no dispatch table of NVIDIA none: `attend` calls SDPA; `make dispatch`")
-    assert list(select_run._table_of("NVIDIA H200")) == ["run", "nvidia-h200.json"]
-
-
 def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
     taken = []
 
@@ -258,14 +232,6 @@ def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
     assert taken == [0, 0, "again", 1, 1]
     assert read.read_manifest(MINE)["complete"]
     with pytest.raises(UserError, match=r"^the record 'mine' is complete: name another with RUN$"):
-        recording()
-
-
-def test_a_prompt_that_no_memory_holds_is_one_line(recording, monkeypatch):
-    monkeypatch.setattr(model, "build", lambda *args: torch.empty(2**60, dtype=torch.int8))
-    with pytest.raises(
-        UserError, match=r"^the device's memory doesn't hold tiny-gpt2 with its reference: state smaller"
-    ):
         recording()
 
 

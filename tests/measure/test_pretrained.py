@@ -1,11 +1,9 @@
 """A model of one's own: that the weights of its folder run, on passages of its text, and what is refused."""
 
 import hashlib
-import importlib.util
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -15,13 +13,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from attnlab import __main__, select_run
-from attnlab.base import library, paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.measure import pretrained, processes
 from attnlab.measure.session import models as session
 from attnlab.measure.subjects import model
 from attnlab.runs import models, read
-from attnlab.study.models import LIBRARY
 
 CPU = torch.device("cpu")
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 128, "intermediate_size": 64}
@@ -93,19 +89,6 @@ def test_every_generation_is_as_long_as_stated_whatever_the_folder_prefers(folde
     assert made.tokens.tolist() == [[7] * 5] * 2
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=256, n_positions=48),
-        transformers.GPTNeoXConfig(**SIZES | {"num_hidden_layers": 3}, vocab_size=256, max_position_embeddings=48),
-    ],
-)
-def test_other_architectures_are_read_likewise(tmp_path, text, config):
-    own = pretrained.read(str(saved(tmp_path / "x", config)), str(text), "cpu").model
-    assert (own.family, own.layers, own.head_dim, own.positions) == (config.model_type, 3, 32, 48)
-    assert own.heads == own.kv_heads == config.num_attention_heads
-
-
 def test_the_hash_is_what_sha256sum_prints_and_changes_with_the_weights(folder, text):
     first = pretrained.read(str(folder), str(text), "cpu").model.weights
     printed = subprocess.run(
@@ -138,25 +121,6 @@ def test_with_a_tokenizer_tokens_are_its_own(folder, text, monkeypatch):
     assert own.tokens.max() < 300
 
 
-def test_without_a_text_it_is_the_standard_library(there):
-    own = pretrained.read(str(there), "", "cpu")
-    assert own.text.name == LIBRARY
-    sources = library.sources(library.folder())
-    assert bytes(own.tokens[: len(sources["__future__.py"])].tolist()) in b"".join(sources.values())
-    assert not any("site-packages" in name for name in sources)
-
-
-def test_passages_follow_the_text_and_come_again_only_after_all_others():
-    tokens = np.arange(50, dtype=np.int32)
-    found = list(islice(pretrained.passages(tokens, 2, 6, torch.Generator().manual_seed(1)), 8))
-    assert all(each.flatten().tolist() == list(range(int(each[0, 0]), int(each[0, 0]) + 12)) for each in found)
-    begins = [int(each[0, 0]) for each in found]
-    assert sorted(begins[:4]) == [0, 12, 24, 36]
-    assert begins[4:] == begins[:4]
-    assert found[0].shape == (2, 6)
-    assert found[0].dtype == torch.long
-
-
 # --------------------------------------------------------------------------------------------------------- the record
 
 
@@ -165,29 +129,6 @@ def recording(data, unlocked, monkeypatch, there, text):
     """Records the model in this process."""
     monkeypatch.setattr(processes, "fresh_processes", lambda: ThreadPoolExecutor(1))
     return lambda stated=PLAN, weights=there: select_run.modelled("mine", "cpu", stated, str(weights), str(text))
-
-
-def test_a_record_names_weights_and_text_and_each_round_reads_a_passage_of_its_own(recording, monkeypatch, there, text):
-    read_by = []
-    generate = model.generate
-    monkeypatch.setattr(
-        model, "generate", lambda made, prompts, tokens: read_by.append(prompts) or generate(made, prompts, tokens)
-    )
-    recording()
-    manifest = read.read_manifest(models.run_of("mine"))
-    assert manifest["complete"]
-    assert manifest["command"] == 'make model RUN=mine PARAMS="weights=Mine-1.5 text=book.txt"'
-    assert str(there.parent) not in str(manifest)
-    (record,) = models.newest(manifest["device"]["name"])
-    assert record.manifest.plan.models == [pretrained.read(str(there), str(text), "cpu").model]
-    assert record.manifest.plan.text.name == "book.txt"
-    assert set(record.samples["model"]) == {"Mine-1.5"}
-    assert (record.samples["agreeing"] == 2 * 3).all()
-    timed = [bytes(prompts.flatten().tolist()) for prompts in read_by[6:12]]  # after two warm-ups by each attention
-    assert timed[:3] == [timed[0]] * 3
-    assert timed[3:] == [timed[3]] * 3
-    assert timed[0] != timed[3]
-    assert all(prompts in text.read_bytes() for prompts in timed)
 
 
 def test_a_record_that_was_cut_off_goes_on_with_the_same_files_alone(recording, monkeypatch, folder, text):
@@ -254,41 +195,4 @@ def test_a_folder_that_can_not_be_measured_is_one_line(capfd, data, folder, text
     assert not data.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--text", "TEXT"], "make model: a text is for a model of one's own: state its folder as weights"),
-        (["--weights", "FOLDER", "--text", "TEXT.gone"], "text: TEXT.gone can't be read: No such file or directory"),
-        (
-            ["--weights", "FOLDER", "--text", "TEXT", "--prompt", "4,16", "--batch", "1,8", "--rounds", "4"],
-            "text: book.txt has 400 tokens, too few for 4 rounds of 8 × 16 tokens, each another passage: name a longer",
-        ),
-        (
-            ["--weights", "FOLDER", "--text", "TEXT", "--prompt", "60", "--tokens", "9"],
-            "make model: Mine-1.5 takes 64 tokens, and a prompt with what follows has 69: state shorter prompts",
-        ),
-    ],
-)
-def test_what_does_not_fit_together_is_one_line(capfd, data, there, text, arguments, problem):
-    named = [each.replace("FOLDER", str(there)).replace("TEXT", str(text)) for each in arguments]
-    assert __main__.main(["model", "--device", "cpu", *named]) == 1
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"attnlab: {problem.replace('TEXT', str(text))}")
-    assert not data.exists()
-
-
 # ------------------------------------------------------------------------------------------- the small model of tools/
-
-
-def test_the_small_model_is_saved_as_it_is(tmp_path):
-    spec = importlib.util.spec_from_file_location("capture", paths.ROOT / "tools" / "capture.py")
-    capture = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(capture)
-    torch.manual_seed(1)
-    small = capture.Model(layers=2, width=128, context=32)
-    tokens = torch.randint(256, (2, 32))
-    with torch.no_grad():
-        for parameter in small.parameters():
-            parameter.mul_(1 + torch.randn_like(parameter) / 4)
-        capture.as_transformers(small, 32).save_pretrained(tmp_path)
-        torch.testing.assert_close(model.build(tmp_path, 0, "float32", CPU)(tokens).logits, small(tokens))

@@ -13,10 +13,9 @@ from conftest import choice, table, tiny_study, told
 from synthetic import AXES, GAP_US, LONG, SHORT, TARGET, Recipe, of_kinds
 
 from attnlab import __main__, choices, frames
-from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.measure.session import record
-from attnlab.runs import dispatch, read, schema
+from attnlab.runs import dispatch, read
 from attnlab.runs.dispatch import Choice, Dispatch
 from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
@@ -70,25 +69,9 @@ def test_what_attend_does_not_serve_has_no_place_in_it(made):
     assert list(chosen(made)) == SERVED
 
 
-def test_a_lower_median_alone_is_not_enough(monkeypatch):
-    monkeypatch.setitem(synthetic.PACE, "sdpa.cudnn", 0.99)  # faster, and equivalent by the margin of 2 %
-    run = synthetic.infer(recipe(implementations=["sdpa.auto", "sdpa.cudnn"]))
-    verdicts = frames.compare(run.samples, "sdpa.auto")
-    assert (verdicts["candidate_us"] < verdicts["baseline_us"]).all()
-    assert set(verdicts["decision"]) == {"equivalent"}
-    assert set(chosen(choices.table(run)).values()) == {"sdpa.auto"}
-
-
 def test_what_the_control_can_not_tell_from_noise_is_not_chosen():
     noisy = Recipe(control_pace=2.5, study={"sweeps": FEW})
     assert set(chosen(choices.table(synthetic.infer(noisy))).values()) == {"sdpa.auto"}
-
-
-def test_who_failed_at_a_shape_is_not_chosen_there():
-    fates = {("sdpa.flash", TARGET): ("failed", "before timing, call: error against float64: max 5.00e-03")}
-    made = choices.table(synthetic.infer(Recipe(control_pace=1.0, study={"sweeps": FEW}, fates=fates)))
-    assert chosen(made)[TARGET] == "sdpa.auto"
-    assert chosen(made)[LONG] == "sdpa.flash"
 
 
 @pytest.mark.parametrize(
@@ -115,13 +98,6 @@ def test_of_several_the_one_that_is_fastest_over_the_clocks_is_chosen(eager, exp
     name, least = choices.fastest(pd.DataFrame(rows, columns=["candidate", "speedup", "decision"]))
     assert name == expected
     assert least["sdpa.flash"]["speedup"] == 0.95
-
-
-def test_a_run_of_one_clock_goes_by_that():
-    made = choices.table(synthetic.infer(recipe(timings=[DEVICE.model_dump()])))
-    assert made.timing == DEVICE.words
-    assert choices.study(made)["timings"] == [DEVICE.model_dump()]
-    assert chosen(made)[TARGET] == "sdpa.flash"
 
 
 def test_peers_are_not_chosen_however_fast(monkeypatch):
@@ -266,13 +242,6 @@ def test_an_estimate_is_the_mean_of_the_nearest_by_their_inverse_squared_distanc
     assert made.estimate(Shape(1, 8, 1024, 64))["sdpa.flash"] > 6  # as if it had not been measured itself
 
 
-def test_only_the_four_nearest_and_what_all_of_them_have_count():
-    measured = [at(1, 8, 64 * number, 64, flash=2.0, cudnn=1.5 if number > 1 else None) for number in range(1, 7)]
-    made = table(*measured, at(1, 8, 64 * 64, 64, flash=0.1))
-    assert made.estimate(Shape(1, 8, 65, 64)) == {"sdpa.flash": pytest.approx(2)}
-    assert made.estimate(Shape(1, 8, 250, 64)) == {"sdpa.cudnn": pytest.approx(1.5), "sdpa.flash": pytest.approx(2)}
-
-
 @pytest.mark.parametrize(("length", "expected"), [(90, "sdpa.auto"), (128, "sdpa.auto"), (155, "sdpa.flash")])
 def test_what_needs_two_tiles_is_no_neighbour_of_what_fills_one(length, expected):
     made = table(at(3, 8, 128, 64, flash=0.5), at(3, 8, 256, 64, flash=2.0))
@@ -296,16 +265,6 @@ def test_nothing_is_said_of_a_shape_that_is_unlike_all_that_were_measured(other)
     assert (made.estimate(other), made.choose(other)) == ({}, "sdpa.auto")
 
 
-@pytest.mark.parametrize(
-    ("flash", "cudnn", "expected"),
-    [(1.5, 1.3, "sdpa.flash"), (1.3, 1.5, "sdpa.cudnn"), (0.98, 0.9, "sdpa.auto"), (1.02, 0.9, "sdpa.flash")],
-)
-def test_what_is_chosen_is_expected_to_be_the_fastest(flash, cudnn, expected):
-    made = table(at(2, 8, 256, 64, flash=flash, cudnn=cudnn))
-    assert made.choose(Shape(2, 8, 300, 64)) == expected
-    assert made.choose(Shape(2, 8, 256, 64)) == "sdpa.auto"  # as the verdict at this very shape says
-
-
 def test_a_shape_at_which_best_runs_another_instance_now_is_estimated_by_others(monkeypatch):
     changed, kept = Shape(2, 8, 256, 64), Shape(2, 8, 512, 64)
     now = SimpleNamespace(running=lambda shape: "new" if shape == changed else "old")
@@ -317,13 +276,6 @@ def test_a_shape_at_which_best_runs_another_instance_now_is_estimated_by_others(
     assert (made.estimate(kept), table(ran[0]).choose(changed)) == ({}, "sdpa.auto")  # it is nobody's neighbour
     slower = choice(changed, "sdpa.auto", speedups={"kernel.best": 0.9}, instance="old")
     assert table(slower, ran[1]).choose(changed) == "sdpa.auto"
-
-
-def test_the_error_of_estimates_is_that_at_each_measured_shape_by_the_others():
-    made = choices.table(synthetic.infer(recipe()))
-    off = [100 * math.log(c.speedups["sdpa.flash"] / made.estimate(c.shape)["sdpa.flash"]) for c in made.choices]
-    assert made.error_pct["sdpa.flash"] == pytest.approx(math.sqrt(sum(e * e for e in off) / len(off)))
-    assert 1 < made.error_pct["sdpa.flash"] < 20
 
 
 def test_choices_are_judged_at_shapes_drawn_at_random(monkeypatch):
@@ -378,13 +330,6 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypat
     assert choices.table(run, before=judged) == judged
     of_another = before.model_copy(update={"seal": "other"})
     assert choices.table(run, before=of_another) == choices.table(run)
-
-
-def test_a_run_counts_at_the_shapes_at_which_best_runs_what_it_ran(monkeypatch):
-    monkeypatch.setattr(tuning, "load", lambda device_name: SimpleNamespace(running=lambda shape: "one"))
-    monkeypatch.setattr(choices, "stale", lambda run: {"kernel.best": frozenset([TARGET])})
-    run = synthetic.infer(recipe(implementations=["sdpa.auto", "kernel.best"]))
-    assert chosen(choices.table(run)) == {SHORT: "kernel.best", LONG: "kernel.best"}
 
 
 def test_runs_make_one_table_in_which_the_last_counts(monkeypatch):
@@ -530,14 +475,6 @@ def here(machine) -> dict[str, str]:
     return {"device": machine["device"]["name"], "torch": machine["environment"]["packages"]["torch"]}
 
 
-def test_a_run_says_by_which_table_it_went(data, device_name, here):
-    assert record._dispatched(ATTENDING, device_name) == {}
-    path = dispatch.write(table(choice(TARGET), **here))
-    found = record._dispatched(ATTENDING, device_name)
-    assert found == {"run": "r", path.name: schema.hashlib.sha256(path.read_bytes()).hexdigest()}
-    assert record._dispatched(tiny_study(), device_name) == {}
-
-
 @pytest.mark.parametrize("change", ["written", "changed", "taken away"])
 def test_a_run_does_not_go_on_by_another_table(data, begin, device_name, here, capsys, change):
     path = dispatch.path(device_name)
@@ -551,17 +488,3 @@ def test_a_run_does_not_go_on_by_another_table(data, begin, device_name, here, c
     assert __main__.main(["measure", "--run", "cut", "--device", "cpu"]) == 1
     assert capsys.readouterr().err == "attnlab: the dispatch table changed since the run 'cut' began: start a new run\n"
     assert read.load("cut").cases.empty
-
-
-def test_a_table_that_is_none_stops_a_run_on_the_command_line(data, begin, device_name, capsys):
-    begin(ATTENDING, "cut")
-    dispatch.path(device_name).parent.mkdir()
-    dispatch.path(device_name).write_text(spoiled()[:99])
-    assert __main__.main(["measure", "--run", "cut", "--device", "cpu"]) == 1
-    said = f"{paths.shown(dispatch.path(device_name))} is no dispatch table: `make dispatch RUN=<run>` writes one"
-    assert capsys.readouterr().err == f"attnlab: {said}\n"
-
-
-def test_a_table_is_no_run(data):
-    dispatch.write(table(choice(TARGET)))
-    assert read.names() == []

@@ -5,12 +5,12 @@ from fnmatch import fnmatchcase
 
 import ladders
 import pytest
-from conftest import TINY, told
+from conftest import told
 from ladders import TILE, rung
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.study import implementations, ladder, studies
+from attnlab.study import implementations, ladder
 
 
 def refused(folder, named=None) -> str:
@@ -100,34 +100,11 @@ def test_a_rung_takes_over_how_an_earlier_one_is_launched(folder):
     assert (other.persistent, other.architectures) == (True, ["sm_90a"])
 
 
-@pytest.mark.parametrize(
-    ("listed", "capability", "chosen"),
-    [
-        (["sm_80", "sm_89", "sm_90a"], (9, 0), "sm_90a"),
-        (["sm_80", "sm_89", "sm_90a"], (8, 9), "sm_89"),
-        (["sm_80"], (8, 6), "sm_86"),
-        (["sm_90a"], (10, 0), None),
-        (["sm_89"], (8, 0), None),
-        (["sm_100f", "sm_90"], (10, 0), "sm_100f"),
-    ],
-)
-def test_a_device_is_compiled_for_by_its_own_architecture(folder, listed, capability, chosen):
-    ladders.write(folder, rung(architectures=listed))
-    assert ladder.load()[0].architecture(capability) == chosen
-
-
 def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
     assert ladder.load() == ()
     assert ladder.hashes() == {}
     assert not [name for name in implementations.known() if name.startswith(ladder.PREFIX)]
-
-
-def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
-    stated = TINY | {"implementations": ["sdpa.auto", "kernel.gone"]}
-    assert studies.recorded({"name": "run", "study": stated}).implementations[1] == "kernel.gone"
-    with pytest.raises(UserError, match=r"^here: unknown implementation 'kernel\.gone'"):
-        studies.parse(stated, "here")
 
 
 # An entry that is wrong
@@ -243,20 +220,6 @@ def test_comments_make_no_difference_and_what_looks_like_them_does(folder):
     apart = 'char a[] = "/* \\" // */";  // gone\nint b = 4 / 2;'
     assert ladder.code(apart) == 'char a[] = "/* \\" // */";\nint b = 4 / 2;'
     assert ladder.code("int a;/*\n\n*/ int b; //") == "int a;  int b;"
-
-
-def test_fields_that_are_not_stated_make_no_difference(folder):
-    # Measurements of a kernel outlive the fields that are added to entries later.
-    content = ladder.load()[0].model_dump(mode="json", exclude_unset=True)
-    assert set(content["tiles"][0]) == set(TILE)
-    assert "spill_bytes" not in content
-
-
-def test_another_rung_or_header_makes_no_difference(folder):
-    before = ladder.hashes()["kernel.plain"]
-    ladders.write(folder, rung(), rung(name="second", after="plain"))
-    (folder / "unused.cuh").write_text("// nothing\n")
-    assert ladder.hashes()["kernel.plain"] == before
 
 
 def test_headers_are_followed_through_headers_and_round_in_circles(folder):
