@@ -126,7 +126,7 @@ al.table(lost.groupby(["implementation", "status", reason]).size().rename("cases
 # %% tags=["published"]
 decoding = al.load(decode)
 few, goal = choices(decoding), al.target(decoding)
-fixed = {axis: goal[axis] for axis in goal if axis not in ("batch", "values")}
+fixed = {axis: goal[axis] for axis in AXES if axis not in ("batch", "values")}
 al.plot.lines(al.where(few, **fixed), "batch", "bandwidth_gbs")
 
 # %% tags=["published"]
