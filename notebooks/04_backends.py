@@ -121,7 +121,7 @@ al.table(100 * pd.DataFrame(share).dropna(axis=1, how="all"), "Percent of the ca
 # %% tags=["published"]
 decoding = al.load(decode)
 few, goal = choices(decoding), al.target(decoding)
-fixed = {axis: goal[axis] for axis in goal if axis not in ("batch", "values")}
+fixed = {axis: goal[axis] for axis in AXES if axis not in ("batch", "values")}
 al.plot.lines(al.where(few, **fixed), "batch", "bandwidth_gbs")
 
 # %% tags=["published"]

@@ -63,12 +63,11 @@ al.table(al.with_interval(worst, "speedup")[columns], "Each candidate on its wor
 al.statement(worst.iloc[0])
 
 # %% tags=["published"]
-ends = worst.set_index("candidate")[["n", "speedup", "highest"]]
+ends = worst.set_index("candidate")[["n", "speedup", "highest"]].round(3)
 al.holds(
     "On 15 input distributions, `kernel.best` is 1.23x to 1.29x faster than PyTorch. `kernel.bounded` is up to 1.25x "
     "faster, and 1.13x slower on its worst distribution.",
-    lambda: list(ends.loc["kernel.best"].round(2)) == [15, 1.23, 1.29]
-    and (round(ends.highest["kernel.bounded"], 2), round(1 / ends.speedup["kernel.bounded"], 2)) == (1.25, 1.13),
+    lambda: ends.loc[["kernel.best", "kernel.bounded"]].values.tolist() == [[15, 1.233, 1.291], [15, 0.884, 1.254]],
 )
 
 # %% [markdown]
