@@ -275,7 +275,7 @@ def test_what_is_no_manifest_is_refused(data, finished, content):
 
 
 def test_a_run_that_is_not_there_tells_which_are(data, finished):
-    assert refused("nope") == "there is no run 'nope'; those that are: none yet; `make report` records one"
+    assert refused("nope") == "there is no run 'nope'; those that are: none yet; `make measure` records one"
     finished("b")
     finished("a")
     message = refused("nope")

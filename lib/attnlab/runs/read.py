@@ -105,7 +105,7 @@ def read_manifest(name: str) -> schema.Manifest:
     path = schema.folder(name) / "manifest.json"
     if not path.is_file():
         there = names()
-        listed = ", ".join(there) or "none yet; `make report` records one"
+        listed = ", ".join(there) or "none yet; `make measure` records one"
         raise UserError(f"there is no run {name!r}; those that are: {listed}{suggestion(name, there)}")
     where = paths.shown(path)
     try:

@@ -26,7 +26,7 @@ def resolve(wanted: str) -> torch.device:
     """
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
-        instead = 'use DEVICE=cpu, in a notebook device = "cpu", or render a recorded run by `make report RUN=<name>`'
+        instead = "use DEVICE=cpu, or render a recorded run by `make report RUN=<name>`"
         raise UserError(f"cuda was asked for, but torch sees no NVIDIA GPU here: {instead}")
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
