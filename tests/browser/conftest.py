@@ -10,7 +10,7 @@ import pytest
 from published import RUN as PUBLISHED
 
 from attnlab.base import paths
-from attnlab.paper.printed import BROWSERS
+from attnlab.report import BROWSERS
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 REPORTS = paths.ROOT / "reports" / PUBLISHED
