@@ -108,6 +108,8 @@ al.table(accuracy, "Median and maximum over the checks.")
 # Speed relative to that on standard normal values. Below 1, red, the values make the kernel slower.
 
 # %%
+place = {axis: at[axis] for axis in at if axis != "values"}
+cases = al.where(al.summarize(recorded.samples), **place)
 wide = cases[cases["values"] != "zeros"].pivot(index="implementation", columns="values", values="median_us")
 speed = 1 / wide.div(wide["normal"], axis=0)
 al.plot.heatmap(speed[speed.index.str.match("kernel|sdpa.auto")], reach=0.3)
