@@ -67,8 +67,9 @@ def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
 
 
 def held(data: Path) -> dict[Path, bytes]:
-    """What is in a data folder, byte for byte, but for the empty files that are locked."""
-    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
+    """What is in a data folder, byte for byte, but for the empty files that are locked and frames that were kept."""
+    files = (path for path in data.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path: path.read_bytes() for path in files if path.parent.name != ".cache"}
 
 
 def files_of(name: str) -> set[str]:

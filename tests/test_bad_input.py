@@ -126,15 +126,11 @@ def foreign(name: str) -> Callable[[Place], object]:
     return spoil
 
 
-def exported(name: str) -> Callable[[Place], object]:
-    """Something of the user's own where the export would go: a file in its folder, or one in its place."""
-
-    def spoil(place: Place) -> None:
-        path = place.data.parent / "exports" / "there" / name
-        path.parent.mkdir(parents=True)
-        path.write_text("mine")
-
-    return spoil
+def exported(place: Place) -> None:
+    """Something of the user's own where the export would go."""
+    path = place.data.parent / "exports" / "there" / "notes.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
 
 
 def nowhere(place: Place) -> None:
@@ -172,13 +168,11 @@ def nothing(place: Place) -> None:
     """All is as it should be, but what is asked for."""
 
 
-RUN = ("report", "--run", "there")
 EXPORT = ("export", "--run", "there")
-CUT = ("report", "--run", "cut")
+CUT = ("export", "--run", "cut")
 GO_ON = ("measure", "--run", "there")
 KERNELS = ("kernels",)
 NOTEBOOK = ("notebook", "02_baseline", "-p")
-PRICED = ("notebook", "04_backends", "-p", "run=there", "-p", "device=none", "-p")
 
 COMMANDS = [
     (nothing, (), "the following arguments are required: COMMAND"),
@@ -189,9 +183,6 @@ COMMANDS = [
     (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
     (nothing, ("model", "--batc", "1"), "--batc 1; did you mean '--batch'?; `python -m attnlab model --help` lists"),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
-    (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY, "),
-    (nothing, (*RUN, "--long"), "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHED"),
-    (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY, DEV"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (
         nothing,
@@ -201,10 +192,8 @@ COMMANDS = [
     (nothing, ("export",), "the following arguments are required: --run"),
     (nothing, ("export", "--run", ""), "attnlab: no run is named: RUN=<name> names a folder in "),
     (nothing, ("dispatch", "--run", "there,"), "attnlab: no run is named: RUN=<name> names a folder in "),
-    (exported("notes.txt"), EXPORT, "/exports/there/ is there and is no export: move it away"),
-    (exported(""), EXPORT, "/exports/there is no folder of an export: move it away"),
+    (exported, EXPORT, "/exports/there holds more than an export of this run: move it away"),
     (nowhere, EXPORT, "/exports; what was recorded is kept"),
-    (nothing, ("notebook", "report"), "the report is put together from all notebooks: `make report` renders it"),
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
     (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
     (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
@@ -222,11 +211,10 @@ COMMANDS = [
     (nothing, ("measure", "--run", "there"), "the run 'there' is complete: `make report RUN=there` renders it"),
     (nothing, ("measure", "--run", "cut", "--study", "quick"), "the run 'cut' is of the study 'tiny': leave STUDY out"),
     (nothing, ("measure", "--study", "nope"), "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch"),
-    (nothing, ("measure", "--study", "quick.yaml"), "values; did you mean 'quick'?"),
     (nothing, ("measure", "--study", "quik"), "values; did you mean 'quick'?"),
     (foreign("notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
     (lambda place: (place.data / "new").write_text("mine"), MEASURE, "/new is a file: move it away, or name another"),
-    (nothing, ("readme", "--run", "cut"), "the run 'cut' is not complete: `make measure RUN=cut` goes on with it"),
+    (nothing, ("readme", "--run", "cut"), "'cut' is no complete run of the study 'gpu' on a GPU: name another run"),
 ]
 STUDIES = [
     (text(""), "study.yaml must be a mapping with the fields of a study"),
@@ -257,23 +245,20 @@ RUNS = [
     (without_manifest, ("measure", "--run", "cut", "--study", "{study}"), "/cut/ is there and has no manifest.json: "),
 ]
 NOTEBOOKS = [
-    (("notebook", "02_nothing"), "there is no notebook '02_nothing'; there are 01_environment, 02_baseline,"),
-    (("notebook", "baseline"), "report; did you mean '02_baseline'?"),
+    (
+        ("notebook", "02_nothing", "-p", "run=there"),
+        "there is no notebook '02_nothing'; there are 00_quickstart, 01_environ",
+    ),
+    (("notebook", "baseline", "-p", "run=there"), "report; did you mean '02_baseline'?"),
     (NOTEBOOK, "argument -p: expected one argument"),
     ((*NOTEBOOK, "a=it's"), "argument -p: takes NAME=VALUE pairs, and a quote in "),
-    ((*NOTEBOOK, "run='a b' runn=x"), "02_baseline has no parameter 'runn'; it has"),
     ((*NOTEBOOK, "run"), "-p takes NAME=VALUE, not 'run'"),
-    ((*NOTEBOOK, "=there"), "02_baseline has no parameter ''; it has run, study, device"),
-    ((*NOTEBOOK, "runn=there"), "02_baseline has no parameter 'runn'; it has run, study, device; did you mean 'run'?"),
-    ((*NOTEBOOK, "run=7"), "02_baseline: run must be str, not 7 (int)"),
+    ((*NOTEBOOK, "runn=there run=there"), "02_baseline has no parameter 'runn', but run, "),
     ((*NOTEBOOK, "run=there run=cut"), "-p states a parameter twice: leave one of run=there, run=cut out"),
     ((*NOTEBOOK, "run=["), "-p run: '[' is not a value; quote it"),
     ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
     ((*NOTEBOOK, "run=models/x"), "'models/x' is in the folder of what `make model` records: name a run of a study"),
-    ((*PRICED, "price_per_hour=cheap"), "04_backends: price_per_hour must be float, not 'cheap' (str)"),
-    ((*PRICED, "price_per_hour=null"), "04_backends: price_per_hour must be float, not None (NoneType)"),
-    ((*PRICED, "price_per_hour=.nan"), "price_per_hour has to be a number of dollars above zero, not nan; what was"),
-    ((*NOTEBOOK, "device=gpu"), "unknown device 'gpu'; choose one of auto, cuda, cpu, none"),
+    (("explore", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
 ]
 ALL = {
     "command": COMMANDS,
@@ -318,8 +303,8 @@ WORDS = [
     (["measure", "STUDY=no such"], "attnlab: there is no study 'no such'; studies/ has backends, cpu, decode, dispat"),
     (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
     (["report", "RUN=-x"], "attnlab: '-x' can't be the name of a run: use letters"),
-    (["notebook", "NAME=-x"], "attnlab: there is no notebook '-x'; there are 01_environment,"),
-    (["notebook", "NAME=02_baseline", "PARAMS=run='a b' device=no"], "02_baseline: device must be str, not False"),
+    (["notebook", "NAME=-x", "PARAMS=run=there"], "attnlab: there is no notebook '-x'; there are 0"),
+    (["notebook", "NAME=02_baseline", "PARAMS=run='a b' batch=2"], "attnlab: 'a b' can't be the name of a run: use "),
 ]
 
 

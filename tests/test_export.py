@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import held, told
 
-from attnlab import export_run, frames
+from attnlab import export, frames
 from attnlab.base import paths
 
 RUN = "cpu-2026-11-29"
@@ -20,7 +20,7 @@ def exported(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
         patch.setenv("ATTNLAB_EXPORTS", os.fspath(tmp_path_factory.mktemp("exports")))
-        yield export_run.export(RUN)
+        yield export.export(RUN)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_controls_are_there_too(exported):
 
 def test_again_gives_the_same_bytes(exported, copy):
     (copy / "summary.json").write_text((copy / "summary.json").read_text().replace('"median_us"', '"median"'))
-    export_run.export(RUN)
+    export.export(RUN)
     assert held(copy) == {copy / path.relative_to(exported): content for path, content in held(exported).items()}
     assert os.listdir(copy.parent) == [RUN]
 
@@ -61,9 +61,9 @@ def test_again_gives_the_same_bytes(exported, copy):
 def test_what_is_no_export_stays(copy, foreign):
     (copy / foreign).write_text("{}")
     before = held(copy)
-    assert told(lambda: export_run.export(RUN)).endswith(f"{RUN} holds more than an export of this run: move it away")
+    assert told(lambda: export.export(RUN)).endswith(f"{RUN} holds more than an export of this run: move it away")
     assert held(copy) == before
 
 
 def test_there_is_no_such_run(copy):
-    assert "there is no run 'cpu'" in told(lambda: export_run.export("cpu"))
+    assert "there is no run 'cpu'" in told(lambda: export.export("cpu"))

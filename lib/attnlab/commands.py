@@ -205,7 +205,9 @@ def _notebook(options: argparse.Namespace) -> None:
     values = dict(stated)
     if len(values) < len(stated):
         raise UserError(f"-p states a parameter twice: leave one of {', '.join(options.parameters)} out")
-    page = report.render(str(values.pop("run", "")), [options.name], parameters=values)
+    run = str(values.pop("run", ""))
+    schema.require_of_study(run)
+    page = report.render(run, [options.name], parameters=values)
     print(f"rendered {paths.shown(page)}")
 
 
