@@ -29,13 +29,11 @@ import attnlab as al
 recorded = al.load(run)
 at = al.target(recorded)
 cases = al.where(al.summarize(recorded.samples), **{axis: at[axis] for axis in at if axis not in ("seq_len", "kv_len")})
-is_shown = cases.implementation.isin(["sdpa.auto", "sdpa.flash", "kernel.best"])
-cases = cases[is_shown & cases.seq_len.isin([2**n for n in range(20)])]
+cases = cases[cases.implementation.isin(["sdpa.auto", "kernel.best"]) & cases.seq_len.isin([2**n for n in range(20)])]
 al.plot.lines(cases, "seq_len", "median_us", low="low_us", high="high_us", log="xy")
 
 # %% [markdown]
-# `compare` gives speedups with intervals, from rounds in which all took turns. A latency may depend on the values in Q,
-# K and V. The table has each candidate on the worst of n input distributions.
+# `compare` gives speedups with intervals. A latency may depend on the values in Q, K and V: here is the worst of n.
 
 # %%
 verdicts = al.compare(recorded.samples, baseline="sdpa.auto")
@@ -45,8 +43,8 @@ al.table(al.with_interval(worst, "speedup")[["candidate", "values", "speedup", "
 # %% [markdown]
 # ## Your own kernel
 #
-# One thread for each query, with an online softmax. It may have twice SDPA's error against float64. In each round all
-# take turns in a new order, on new values. SDPA has a second turn, the A/A control.
+# One thread for each query, with an online softmax. It may have twice SDPA's mean error against float64.
+# In each round all take turns in a new order, on new values. SDPA has a second turn, the A/A control.
 
 # %%
 source = r"""#include <cuda_fp16.h>
@@ -105,8 +103,8 @@ def timed(call, *tensors):  # in microseconds: between CUDA events on a GPU, by 
 
 q, k, v = torch.randn(3, 2, 4, 300, 64, dtype=dtype, device=device)
 exact = sdpa(q.double(), k.double(), v.double())
-error, of_sdpa = ((call(q, k, v) - exact).abs().max().item() for call in (mine, sdpa))
-assert error <= 2 * of_sdpa, f"the largest error is {error}, and SDPA's is {of_sdpa}"
+error, of_sdpa = ((call(q, k, v) - exact).abs().mean().item() for call in (mine, sdpa))
+assert error <= 2 * of_sdpa, f"the mean error is {error}, and SDPA's is {of_sdpa}"
 
 # %%
 calls, rows = {"sdpa.auto": sdpa, "control.sdpa.auto": sdpa, "mine": mine}, []
@@ -118,6 +116,5 @@ for length in seq_len:
 samples = pd.DataFrame(rows, columns=["implementation", "round", "seq_len", "latency_us"]).query("round >= 0")
 samples = samples.assign(batch=1, heads=4, head_dim=64, dtype=str(dtype)[6:], clock="eager")
 judged = al.with_interval(al.compare(samples, baseline="sdpa.auto"), "speedup")
-columns = ["candidate", "seq_len", "baseline_us", "candidate_us", "speedup", "smallest_effect", "decision"]
-display(al.table(judged[columns], f"Measured on {device}."))
+display(al.table(judged[["candidate", "seq_len", "baseline_us", "candidate_us", "speedup", "decision"]]))
 al.plot.lines(al.summarize(samples), "seq_len", "median_us", low="low_us", high="high_us", log="xy")
