@@ -1,5 +1,6 @@
 """Pages in Debian's Chromium, by Playwright; without either, the tests of this folder are skipped."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -7,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import RUN as PUBLISHED
 
+from attnlab import report
 from attnlab.base import paths
-from attnlab.report import BROWSERS
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-REPORTS = paths.ROOT / "reports" / PUBLISHED
-"""The published pages, which the repository holds."""
+RUN = "cpu-2026-11-29"
 
 
 @dataclass
@@ -35,13 +34,25 @@ class Visit:
 def browser() -> Iterator[Any]:
     """Chromium without a window."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = next(filter(None, map(shutil.which, report.BROWSERS)), None)
     if found is None:
         pytest.skip("needs Chromium: `apt-get install chromium`")
     with sync_api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="session")
+def pages(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the pages of a small run, which are rendered here."""
+    folder = tmp_path_factory.mktemp("pages")
+    for name in (RUN, "models"):
+        shutil.copytree(paths.ROOT / "data" / name, folder / "data" / name, ignore=shutil.ignore_patterns(".cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", os.fspath(folder / "data"))
+        patch.setenv("ATTNLAB_REPORTS", os.fspath(folder / "reports"))
+        return report.render(RUN).parent
 
 
 @pytest.fixture
