@@ -27,13 +27,8 @@ import pandas as pd
 
 import attnlab as al
 
-documents = {
-    "000": "baseline",
-    "001": "how it was made",
-    "002": "custom kernel",
-    "003": "autotuning",
-    "004": "fixed shape",
-}
+titles = ["baseline", "how it was made", "custom kernel", "autotuning", "fixed shape"]
+documents = {f"{number:03}": title for number, title in enumerate(titles)}
 printed = pd.concat([pd.read_csv(al.paths.REFERENCE / f"{name}.csv", dtype=str) for name in documents])
 claims = pd.read_csv(al.paths.REFERENCE / "claims.csv", dtype=str).fillna("")
 claims[["document", "claim", "rule", "stated", "inputs"]].sample(5, random_state=0)
@@ -49,21 +44,14 @@ sheets = pd.read_csv(al.paths.REFERENCE / "datasheets.csv", dtype=str).iloc[:2] 
 units = {"matmul_float16_tflops": "TFLOP/s", "copy_gbs": "GB/s", "l2_mib": "MiB", "memory_gb": "GB"}
 units |= {"multiprocessors": "count", "memory_kind": "text"}
 sheets = sheets.assign(document=sheets.device.str.split().str[1]).melt("document", [*units], "id", "value")
-errors = printed.dropna(subset="plus_minus").assign(
-    id=lambda frame: "±" + frame.id, value=lambda frame: frame.plus_minus
-)
+errors = printed.dropna(subset="plus_minus")
+errors = errors.assign(id="±" + errors.id, value=errors.plus_minus)
 numbers = pd.concat([printed, errors, sheets.assign(unit=sheets.id.map(units))], ignore_index=True)
-scales = {
-    "%": 0.01,
-    "thousand": 1e3,
-    "million": 1e6,
-    "ms": 1e-3,
-    "min": 60,
-    "h": 3600,
-    "1/min": 1 / 60,
-    "USD/h": 1 / 3600,
-}
-scales |= {"MB": 1e6, "GB": 1e9, "MiB": 2**20, "GB/s": 1e9, "GFLOP/s": 1e9, "TFLOP/s": 1e12}  # in s, bytes, FLOPs, USD
+
+# %%
+# to seconds, bytes, FLOPs and USD
+scales = {"%": 0.01, "thousand": 1e3, "million": 1e6, "ms": 1e-3, "min": 60, "h": 3600, "1/min": 1 / 60}
+scales |= {"USD/h": 1 / 3600, "MB": 1e6, "GB": 1e9, "MiB": 2**20, "GB/s": 1e9, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
 scale = numbers.unit.map(scales).fillna(1.0)
 numbers["v"] = scale * pd.to_numeric(numbers.value.mask(numbers.unit == "text"))
 digits = numbers.value.str.extract(r"^[-\d]*\.?(?P<after>\d*)(?:e(?P<exponent>\d+))?$")

@@ -106,21 +106,11 @@ al.holds(
 
 # %%
 short = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
-errors = (
-    read("outputs")
-    .groupby(["model", "prompt", "attention"], sort=False)
-    .max_error.max()
-    .unstack()
-    .rename(columns=short)
-)
-agreeing = (
-    read("samples").groupby(["model", "prompt", "attention"], sort=False).agreeing.sum().unstack().rename(columns=short)
-)
-both = (
-    errors.add_suffix(": error")
-    .drop(columns="SDPA again: error", errors="ignore")
-    .join(agreeing.add_suffix(": tokens"))
-)
+by = ["model", "prompt", "attention"]
+errors = read("outputs").groupby(by, sort=False).max_error.max().unstack().rename(columns=short)
+errors = errors.drop(columns="SDPA again", errors="ignore").add_suffix(": error")
+agreeing = read("samples").groupby(by, sort=False).agreeing.sum().unstack().rename(columns=short)
+both = errors.join(agreeing.add_suffix(": tokens"))
 al.table(both, "The largest errors, and the number of tokens that are those of SDPA.") if here else None
 
 # %% [markdown]

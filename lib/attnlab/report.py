@@ -35,7 +35,6 @@ from nbconvert.filters import Highlight2HTML, convert_pandoc
 from papermill.exceptions import PapermillExecutionError
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
-from vl_convert import svg_to_pdf
 
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError, suggestion
@@ -284,6 +283,8 @@ def _pdf(program: str, notebook: Notebook, page: Path, scratch: Path) -> bytes:
 
 def _write_latex(notebook: Notebook, folder: Path) -> None:
     """The report as report.tex with its figures, by nbconvert's own exporter. Markdown may hold no TeX but formulas."""
+    from vl_convert import svg_to_pdf  # pages need no PDF of a figure
+
     paper, plain = deepcopy(notebook), "markdown-raw_tex-raw_html-raw_attribute"
     paper.metadata |= {"title": _title(notebook), "authors": [{"name": "attnlab"}]}
     paper.cells[0].source = re.sub(r"^# .+$", "", paper.cells[0].source, count=1, flags=re.M)
