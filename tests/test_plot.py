@@ -134,6 +134,8 @@ def test_every_dot_and_every_cell_is_shown_once_in_the_order_of_the_frame() -> N
     wide = plot.heatmap(pd.DataFrame(np.arange(1.0, 41.0).reshape(2, 20)), centre=20, text="{:.0f}")
     assert len(wide.axes) > 1
     assert sorted(int(text.get_text()) for axes in wide.axes for text in axes.texts) == list(range(1, 41))
+    gap = plot.heatmap(pd.DataFrame([[1.0, np.nan]]))
+    assert [text.get_text() for text in gap.axes[0].texts] == ["1.00", "—"]
 
 
 def test_a_roof_is_the_lower_of_two_ceilings_that_anyone_may_state(cases: pd.DataFrame) -> None:

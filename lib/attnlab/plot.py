@@ -179,7 +179,8 @@ def heatmap(wide: pd.DataFrame, centre: float = 1.0, reach: float = 0.5, text: s
         shades = np.log(cells / centre) / np.log1p(reach)
         axes.pcolormesh(shades, cmap="RdBu", vmin=-1, vmax=1, edgecolors="white", linewidth=0.5)
         for (row, column), value in np.ndenumerate(cells):
-            colour, shown = "white" if abs(shades[row, column]) > 0.65 else "black", text.format(value)
+            colour = "white" if abs(shades[row, column]) > 0.65 else "black"
+            shown = "—" if np.isnan(value) else text.format(value)
             axes.text(column + 0.5, row + 0.5, shown, ha="center", va="center", fontsize=7.5, color=colour)
         axes.set_xticks(np.arange(len(block)) + 0.5, [names[n] for n in block], rotation=40, ha="left")
         axes.set_yticks(np.arange(len(rows)) + 0.5, rows)

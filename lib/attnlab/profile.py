@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnlab import stats
+from attnlab import cache, stats
 from attnlab.runs import methods, metrics, schema
 from attnlab.study.shapes import Shape
 
@@ -22,6 +22,10 @@ UNITS = {
     "dram_pct": metrics.DRAM_USED,
 }
 """How much of its peak rate a unit used over a kernel's whole time, and the counter that says so."""
+COUNTED = [
+    *("launches", "cycles", "duration_us", *UNITS, *(f"wait_{reason}_pct" for reason in metrics.WAITS)),
+    *("issued_pct", "idle_pct", "bank_conflicts_pct"),
+]
 SHORT_US, NEAR_US, NEAR_PCT = 20, 0.5, 1.0
 """Two clocks agree within NEAR_US below SHORT_US, and within NEAR_PCT above."""
 
@@ -39,7 +43,7 @@ def counters(run: schema.Run) -> pd.DataFrame:
     rows = [
         dict(zip(KEY, key, strict=True)) | _counted(group) for key, group in wide.groupby(KEY, sort=False, dropna=False)
     ]
-    return pd.DataFrame(rows, columns=None if rows else [*KEY, "launches", "cycles", *UNITS])
+    return pd.DataFrame(rows, columns=[*KEY, *COUNTED])
 
 
 def _counted(launches: pd.DataFrame) -> dict[str, Any]:
@@ -77,8 +81,12 @@ def clocks(run: schema.Run) -> pd.DataFrame:
     µs below 20 µs and within 1 % above; why, the reason if the method read nothing. Methods that took turns with our
     clock in one process are compared round by round. The frame is empty if the run has no panel.
     """
+    return cache.kept(run.name, "clocks", run.panel, make=lambda: _clocks(run.panel))
+
+
+def _clocks(panel: pd.DataFrame) -> pd.DataFrame:
     rows = []
-    for key, case in run.panel.groupby(KEY, sort=False, dropna=False):
+    for key, case in panel.groupby(KEY, sort=False, dropna=False):
         by = {str(name): part.set_index("round") for name, part in case.groupby("method", sort=False)}
         for method, part in by.items():
             reading = _reading(part, by.get(methods.reference(method)))
