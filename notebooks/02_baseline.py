@@ -66,6 +66,7 @@ al.holds("Every check passed.", checks.passed)
 cases = al.add_floor(al.add_work(al.summarize(recorded.samples)), recorded.ceilings)
 print(f"{len(cases):,} cases; columns: {', '.join(cases.columns)}")
 
+
 # %%
 def along(*axes):
     """The cases along some axes; other axes and the timing are the target's. Ladder kernels are left out."""

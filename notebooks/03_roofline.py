@@ -63,6 +63,7 @@ work["intensity"] = work.flops / work.bytes
 shown = pd.DataFrame({"seq_len": S, "GFLOP": work.flops / 1e9, "MB": work.bytes / 1e6, "Gexp": work.exponentials / 1e9})
 al.table(shown.assign(intensity=work.intensity), f"Work of a call: B = {B}, H = {H}, D = {D}, {at['dtype']}, no mask.")
 
+
 # %% [markdown]
 # No call takes less time than its work at the highest rates. The floor is
 #

@@ -196,7 +196,6 @@ def inputs_of(claim):
 # rise or fall with each input, so the ends of the inputs give the ends of the result. Formulas of many inputs rise
 # with each.
 
-
 # %%
 def recomputed(claim):
     """Whether a statement is true; for a number the recomputed one, and the least and largest that the digits allow."""

@@ -85,6 +85,6 @@ def test_it_holds_the_command_the_kernels_and_attend(run, tmp_path):
 def test_it_renders_a_run_of_the_folder_that_one_stands_in(run, tmp_path, data):
     synthetic.write("tiny", RECIPE)
     assert data.parent == tmp_path
-    said = run("attnlab", "notebook", "02_baseline", "-p", "run=tiny device=none")
+    said = run("attnlab", "notebook", "02_baseline", "-p", "run=tiny")
     assert said == "rendered reports/tiny/02_baseline.html\n"
     assert str(paths.ROOT) not in (tmp_path / "reports" / "tiny" / "02_baseline.html").read_text()

@@ -390,9 +390,9 @@ def test_of_two_that_render_one_run_one_waits(begin, monkeypatch):
 
     def executed(*_):
         rendered.set()
-        return {"01_environment": nbformat.v4.new_notebook()}
+        return "01_environment", nbformat.v4.new_notebook()
 
-    monkeypatch.setattr(report, "_execute_all", executed)
+    monkeypatch.setattr(report, "_execute", executed)
     monkeypatch.setattr(report, "_say", said.append)
     with ThreadPoolExecutor(1) as pool:
         with files.held(paths.reports() / name / ".lock"):
