@@ -274,7 +274,7 @@ def test_the_example_of_a_kernel_is_a_rung(tmp_path, monkeypatch):
     with open(tmp_path / "kernels" / "ladder.toml", "a") as entries:
         entries.write("\n" + example("docs/kernels.md", "toml"))
     mine = ladder.rung("kernel.mine")
-    assert [path.name for path in ladder.sources(mine)] == ["mine.cu", "element.cuh"]
+    assert list(ladder.texts(mine)) == ["mine.cu", "element.cuh"]
     assert mine.expression("float16", mine.tiles[0], True) == "mine<__half, 64, true>"
     (tmp_path / "mine.yaml").write_text(example("docs/kernels.md", "yaml"))
     study = studies.load(tmp_path / "mine.yaml")

@@ -22,12 +22,12 @@ LAYERS = (
     ("choices", "export", "tables"),
     ("autotune", "explorer", "plot"),
     ("readme", "report", "select_run"),
-    ("commands",),
+    ("commands", "measurement"),
     ("__main__",),
 )
 """A room may import those of earlier layers; rooms of one layer don't import each other."""
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
-LAZY = {"autotune", "select_run", "(names)"}
+LAZY = {"autotune", "measurement", "select_run", "(names)"}
 """Rooms that import the measuring half, and only within functions: a laptop may lack torch."""
 MOST_MODULES = 18
 

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from attnlab.measure.attention import attention
     from attnlab.measure.fp8.quantize import quantize
     from attnlab.measure.subjects.attend import attend
+    from attnlab.measure.subjects.handles import kernel, peer, sdpa
     from attnlab.measure.subjects.model import register
+    from attnlab.measurement import check, measure
     from attnlab.profile import clocks, counters
     from attnlab.roofline import add_floor, add_work
     from attnlab.study.shapes import Shape
+    from attnlab.study.studies import sweep
     from attnlab.tables import holds, statement, table, with_interval
 
 __version__ = VERSION
@@ -27,6 +30,9 @@ _HOMES = {
     "stats": ["stats"],
     "autotune": ["tune"],
     "explorer": ["explore"],
+    "measurement": ["check", "measure"],
+    "measure.subjects.handles": ["kernel", "peer", "sdpa"],
+    "study.studies": ["sweep"],
     "frames": ["compare", "compare_runs", "control", "load", "summarize", "target", "where", "worst"],
     "measure.attention": ["attention"],
     "measure.fp8.quantize": ["quantize"],
@@ -40,21 +46,11 @@ _HOMES = {
 MODULES = {"paths", "plot", "stats"}
 """Names that are modules."""
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = ["Shape", "__version__", "add_floor", "add_work", "attend", "attention", "clocks", "compare", "compare_runs"]
-__all__ += [
-    "control",
-    "counters",
-    "explore",
-    "holds",
-    "load",
-    "paths",
-    "plot",
-    "quantize",
-    "register",
-    "statement",
-    "stats",
-]
-__all__ += ["summarize", "table", "target", "tune", "where", "with_interval", "worst"]
+__all__ = ["Shape", "__version__"]
+__all__ += ["add_floor", "add_work", "attend", "attention", "check", "clocks", "compare", "compare_runs", "control"]
+__all__ += ["counters", "explore", "holds", "kernel", "load", "measure", "paths", "peer", "plot", "quantize"]
+__all__ += ["register", "sdpa", "statement", "stats", "summarize", "sweep", "table", "target", "tune", "where"]
+__all__ += ["with_interval", "worst"]
 
 
 def __getattr__(name: str) -> Any:

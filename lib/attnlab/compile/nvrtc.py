@@ -20,9 +20,9 @@ BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 def program(rung: Rung) -> str:
     """The source of a rung, with lines that make errors name its file, and a cache by source notice changed headers."""
-    source, *headers = ladder.sources(rung)
-    included = hashlib.sha256(b"".join(path.read_bytes() for path in headers)).hexdigest()
-    return f'#line 1 "{paths.shown(source)}"\n{source.read_text()}\n// headers {included}\n'
+    source, *headers = ladder.texts(rung).values()
+    included = hashlib.sha256("".join(headers).encode()).hexdigest()
+    return f'#line 1 "{paths.shown(paths.kernels() / rung.source)}"\n{source}\n// headers {included}\n'
 
 
 def flags(architecture: str) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def flags(architecture: str) -> tuple[str, ...]:
 
 def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -> str:
     """Why a rung doesn't compile, in one paragraph: its file, the line, the flags and the compiler's words."""
-    words, kernels = _errors(log), _kernels(rung)
+    words, kernels = errors(log), _kernels(rung)
     if rung.function not in kernels and words and all("__nv_name_map" in line for line in words):
         return f"no kernel `{rung.function}` in {rung.source}{suggestion(rung.function, kernels)}"
     more = f" (and {len(words) - SHOWN} more)" if len(words) > SHOWN else ""
@@ -41,7 +41,7 @@ def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -
     return f"{source} does not compile as {expression} with {' '.join(options)}: {said}{more}"
 
 
-def _errors(log: str) -> list[str]:
+def errors(log: str) -> list[str]:
     """The lines that hold the compiler's errors, without the lines of explanation that may follow each."""
     # The compiler names headers by the folder that the flag -I gives.
     log = log.replace(f"{paths.kernels()}/", f"{paths.shown(paths.kernels())}/")
@@ -51,7 +51,7 @@ def _errors(log: str) -> list[str]:
 
 def _kernels(rung: Rung) -> list[str]:
     """The names of the kernels in a rung's source and our headers in it."""
-    text = "".join(ladder.code(path.read_text()) for path in ladder.sources(rung))
+    text = "".join(map(ladder.code, ladder.texts(rung).values()))
     return re.findall(r"__global__[^;{]*?\b(?!__)([A-Za-z_]\w*)\s*\(", text)
 
 
@@ -92,10 +92,25 @@ def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
     Raises:
         UserError: NVRTC or the headers are not installed.
     """
+    log, instances = compiled(program(rung), rung.source, architecture, expressions)
+    if instances is None:
+        return Build({}, explained(rung, f"{rung.function}<...>", flags(architecture), log))
+    return Build(instances, warnings=warnings(log))
+
+
+def compiled(text: str, name: str, architecture: str, expressions: list[str]) -> tuple[str, dict[str, Instance] | None]:
+    """What NVRTC and ptxas say of a program, and its instances; None in their place if it doesn't compile.
+
+    Args:
+        name: what messages call the program's file.
+        expressions: the names of instances of templates; with none, those are found that C++ doesn't mangle.
+
+    Raises:
+        UserError: NVRTC or CUDA's headers are not installed.
+    """
     nvrtc, include = _toolkit()
-    options = flags(architecture)
-    words = [word.encode() for word in (*options, *BY_CUPY, f"-I{include}")]
-    program_ = _checked(nvrtc.nvrtcCreateProgram(program(rung).encode(), rung.source.encode(), 0, [], []))
+    words = [word.encode() for word in (*flags(architecture), *BY_CUPY, f"-I{include}")]
+    program_ = _checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
     try:
         for expression in expressions:
             _checked(nvrtc.nvrtcAddNameExpression(program_, expression.encode()))
@@ -104,14 +119,14 @@ def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
         _checked(nvrtc.nvrtcGetProgramLog(program_, log))
         said = log.decode(errors="replace").rstrip("\0 \n")
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            return Build({}, explained(rung, f"{rung.function}<...>", options, said))
+            return said, None
         names = {e: _checked(nvrtc.nvrtcGetLoweredName(program_, e.encode())).decode() for e in expressions}
         ptx = b" " * _checked(nvrtc.nvrtcGetPTXSize(program_))
         _checked(nvrtc.nvrtcGetPTX(program_, ptx))
     finally:
         nvrtc.nvrtcDestroyProgram(program_)
     reported = report(said, ptx.decode())
-    return Build({expression: reported[name] for expression, name in names.items()}, warnings=warnings(said))
+    return said, {e: reported[name] for e, name in names.items()} if names else reported
 
 
 def report(log: str, ptx: str = "") -> dict[str, Instance]:

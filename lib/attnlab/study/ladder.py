@@ -126,6 +126,12 @@ class Tile(Served):
         """Rows of the boxes of Q and O."""
         return self.box_rows or self.rows
 
+    def resized(self, sizes: dict[str, int | str], stated: dict[str, Any]) -> "Tile":
+        """It with these fields and no name, for all lengths, and with the sizes that follow by a rung's formulas."""
+        own = self.model_dump(exclude={"template", "name", "shortest", "longest"})
+        kept = {field: value for field, value in own.items() if field not in sizes}
+        return validated(Tile, kept | _sized(stated, sizes))
+
 
 class Step(BaseModel):
     """What a rung is to gain over an earlier one.
@@ -191,6 +197,7 @@ class Rung(Step):
         reproducible: whether two runs on the same inputs have to be bitwise the same.
         launched_like: the earlier rung whose `LAUNCH` fields this one takes over; empty for none.
         sizes: fields of its tiles that follow from their head_dim and template arguments, as numbers or formulas.
+        text: the source itself, where it is not the file's.
         tiles: how it is instantiated; of several that serve a shape, the first is what runs.
     """
 
@@ -206,6 +213,7 @@ class Rung(Step):
     reproducible: bool = True
     launched_like: str = Field("", exclude=True)
     sizes: dict[str, int | str] = Field({}, exclude=True)
+    text: str = Field("", exclude=True)
     tiles: Annotated[list[Tile], Field(min_length=1)]
 
     @model_validator(mode="before")
@@ -358,20 +366,21 @@ def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
     return {rung.implementation: _hash(rung) for rung in (load() if rungs is None else rungs)}
 
 
-def sources(rung: Rung) -> list[Path]:
-    """The source of a rung, and the headers beside it that it includes, directly or through others.
+def texts(rung: Rung) -> dict[str, str]:
+    """The source of a rung by its file's name, and the headers beside it that it includes, directly or through others.
 
     Raises:
         UserError: one of them is not a text file.
     """
-    found: list[Path] = []
-    waiting = [paths.kernels() / rung.source]
+    found: dict[str, str] = {}
+    waiting = [rung.source]
     while waiting:
-        path = waiting.pop(0)
-        if path in found or not path.is_file():  # a header that isn't ours
-            continue
-        found.append(path)
-        waiting += [paths.kernels() / name for name in _INCLUDE.findall(_text(path))]
+        name = waiting.pop(0)
+        path = paths.kernels() / name
+        own = rung.text if name == rung.source else ""
+        if name not in found and (own or path.is_file()):  # else a header that isn't ours
+            found[name] = own or _text(path)
+            waiting += _INCLUDE.findall(found[name])
     return found
 
 
@@ -396,7 +405,7 @@ def code(source: str) -> str:
 
 
 def _hash(rung: Rung) -> str:
-    files = {path.name: hashlib.sha256(code(_text(path)).encode()).hexdigest() for path in sources(rung)}
+    files = {name: hashlib.sha256(code(text).encode()).hexdigest() for name, text in texts(rung).items()}
     # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
     content = {"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files}
     return digest(content)

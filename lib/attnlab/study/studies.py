@@ -291,6 +291,15 @@ def _multiply_out(block: Block, where: str) -> list[Shape]:
     return [_shape(dict(zip(axes, values, strict=True)), where) for values in product(*axes.values())]
 
 
+def sweep(**axes: Any) -> list[Shape]:
+    """The shapes of these axes; lists are multiplied out: ``sweep(batch=2, heads=8, seq_len=[64, 128], head_dim=64)``.
+
+    Raises UserError: an axis that is not one, or that is missing; a value that it can't have.
+    """
+    several = (list, tuple, range)
+    return _multiply_out({axis: [*one] if isinstance(one, several) else one for axis, one in axes.items()}, "sweep")
+
+
 def _stated(block: Block) -> dict[str, list[Any]]:
     """The values of each axis that a block of a sweep states."""
     return {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}

@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from typing import Any
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
@@ -64,14 +65,25 @@ def _own(name: str) -> Implementation:
     PUT_BACK.setdefault(name, changed)
     if function not in there:
         raise UserError(f"{where} has no {function!r}{suggestion(function, there)}")
-    if not callable(call := there[function]):
-        raise UserError(f"{where}: {function!r} is of type {type(call).__name__}, and no function")
+    return of_function(name, there[function], f"{where}: {function}")
+
+
+def of_function(name: str, call: Any, where: str) -> Implementation:
+    """A function of a user's own, or what `handles` makes, as the implementation `name`.
+
+    Raises:
+        UserError: it is no function, or doesn't take ``(q, k, v, causal, scale)``; the message begins with `where`.
+    """
+    if made := getattr(call, "implementation", None):
+        return replace(made(), name=name)
+    if not callable(call):
+        raise UserError(f"{where} is of type {type(call).__name__}, and no function")
     with suppress(ValueError):  # what is not written in Python may state no signature
         takes = signature(call)
         try:
             takes.bind("q", "k", "v", False, scale=None)
         except TypeError:
-            raise UserError(f"{where}: {function}{takes} has to take (q, k, v, causal, scale)") from None
+            raise UserError(f"{where}{takes} has to take (q, k, v, causal, scale)") from None
     return Implementation(name, partial(call, scale=None), _explained)
 
 

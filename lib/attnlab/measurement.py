@@ -1,0 +1,219 @@
+"""`attnlab.measure` and `attnlab.check`: what a cell of a notebook holds, measured and checked as a study is."""
+
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import cloudpickle
+import pandas as pd
+
+from attnlab import frames, select_run
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.runs import schema
+from attnlab.study import callables, studies
+from attnlab.study.implementations import FALLBACK, control
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+Attention = Callable[..., Any]
+MODULE = "cell"
+CHECKS = [*("inputs", "route", "max_error", "allowed_max_error", "mean_error", "allowed_mean_error", "passed", "fault")]
+
+
+def measure(
+    implementations: Mapping[str, Attention],
+    shapes: Iterable[Shape],
+    *,
+    baseline: str = FALLBACK,
+    timings: Iterable[str] = (),
+    samples: int = 100,
+    replicates: int = 1,
+    run: str | None = None,
+    device: str = "auto",
+) -> schema.Run:
+    """Check and time functions in turns, by the same rounds, checks and clocks as ``make measure``.
+
+    Each replicate is a process of its own, to which functions travel by cloudpickle.
+
+    Args:
+        implementations: functions ``(q, k, v, causal, scale=None) -> o`` by the names that the frames have: of cells,
+            or of `sdpa`, `peer` and `kernel`. They need the one that `baseline` names.
+        timings: such as ``device warm`` or ``eager cold``; by default the former on a GPU, ``eager warm`` on a CPU.
+        samples: of each timing, implementation and shape in a replicate.
+        run: a name in ``data/`` under which the run is kept; by default nothing is left there.
+        device: ``auto``, ``cuda`` or ``cpu``.
+
+    Returns:
+        The run as `load` gives it. Cases that failed a check are in `cases`, with the reason.
+
+    Raises:
+        UserError: a function that can't travel; names, shapes or timings that can't be measured; or measuring was cut
+            off, as ``make measure`` says.
+    """
+    names = {label: _name(label, attention) for label, attention in implementations.items()}
+    study = _study(names, list(shapes), baseline, list(timings), samples, replicates, device)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="attnlab-", ignore_cleanup_errors=True)))
+        own = {label: implementations[label] for label, name in names.items() if name.startswith(callables.PREFIX)}
+        (folder / f"{MODULE}.py").write_text(_module(own))
+        stack.enter_context(callables.beside(folder))
+        if run is None:
+            stack.enter_context(_data_in(folder / "data"))
+        found = frames.load(select_run.measured(run or "", study, study.device))
+    return _labelled(found, {name: label for label, name in names.items()})
+
+
+def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -> pd.DataFrame:
+    """Hold a function to the float64 oracle on inputs that it has not seen, in this process: a row per check.
+
+    Columns: implementation, the axes; inputs, the kind of values; route (a call, or a CUDA graph); max_error and
+    mean_error with what is allowed; passed; and fault, why not. A shape that it does not serve has one row.
+
+    Raises:
+        UserError: it isn't a function ``(q, k, v, causal, scale)``, there is no such device, or no shape is given.
+    """
+    torch_device, session, of = _session(list(shapes), device, attention)
+    rows = [row for shape in session.job.shapes for row in _checks(session, shape, of, torch_device)]
+    return pd.DataFrame(rows)[["implementation", *Shape.AXES, *CHECKS]]
+
+
+def _checks(session: Any, shape: Shape, implementation: Any, device: Any) -> list[schema.Row]:
+    from attnlab.measure.session.checks import check_all
+    from attnlab.measure.session.subject import Subject, drop_all
+    from attnlab.measure.subjects.case import Case
+    from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
+    from attnlab.measure.subjects.inputs import Windows
+
+    subject, rows = Subject(implementation, Case(implementation.call, implementation.selected)), []
+    try:
+        windows = attempt(partial(Windows, shape, device, 1))
+    except OutOfMemory as error:
+        drop_all([subject], "Q, K and V", error)
+    except Unsupported as error:
+        subject.drop(schema.SKIPPED, str(error))
+    else:
+        subject.case = subject.attempt(partial(Case.of, implementation, windows, shape)) or subject.case
+        windows.draw(session.seed(shape, "first"))
+        rows = check_all(session, shape, [subject], windows, "before")
+    rows = [row | {"fault": "" if row["passed"] else subject.reason.removeprefix("before timing, ")} for row in rows]
+    if not subject.alive and all(row["passed"] for row in rows):  # it was never called, or raised
+        lacking = {"implementation": implementation.name, **shape.axes, **dict.fromkeys(CHECKS)}
+        rows.append(lacking | {"passed": False, "fault": subject.reason})
+    return rows
+
+
+def _session(shapes: list[Shape], device: str, attention: Attention) -> tuple[Any, Any, Any]:
+    """The device, a session of no run for these shapes, and the function as an implementation."""
+    from attnlab.measure.instruments import devices
+    from attnlab.measure.instruments.telemetry import Telemetry
+    from attnlab.measure.session.subject import Job, Session
+    from attnlab.measure.subjects import registry
+
+    name = str(getattr(attention, "name", "") or getattr(attention, "__name__", type(attention).__name__))
+    found = devices.resolve(device)
+    study = _study({FALLBACK: FALLBACK}, shapes, FALLBACK, [], 2, 1, found.type)
+    session = Session(Job("", study, found.type, 0, tuple(study.shapes), ""), found, Telemetry(found), 0.0)
+    return found, session, registry.of_function(name, attention, name)
+
+
+def _study(
+    names: Mapping[str, str],
+    shapes: list[Shape],
+    baseline: str,
+    timings: list[str],
+    samples: int,
+    replicates: int,
+    device: str,
+) -> Study:
+    """The study of these implementations, by label, at these shapes."""
+    if not shapes:
+        raise UserError(
+            "there is no shape: state some, such as sweep(batch=2, heads=8, seq_len=[64, 128], head_dim=64)"
+        )
+    if baseline not in names:
+        raise UserError(f"the baseline {baseline!r} is not among the implementations {', '.join(names)}")
+    kind = device if device != "auto" else _kind()
+    words = [one.split() for one in timings or ["device warm" if kind == "cuda" else "eager warm"]]
+    stated = {
+        "name": MODULE,
+        "title": "Measured from a cell",
+        "device": kind,
+        "implementations": list(names.values()),
+        "baseline": names[baseline],
+        "target": shapes[-1].axes,
+        "timings": [dict(zip(("clock", "cache"), one, strict=False)) for one in words],
+        "samples": samples,
+        "replicates": replicates,
+        "panel": False,
+        "sweeps": {f"shape {number}": shape.axes for number, shape in enumerate(shapes, 1)},
+    }
+    return studies.parse(stated, "measure")
+
+
+def _kind() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _name(label: str, attention: Attention) -> str:
+    """What a study calls it: by its name where that is enough, else ``python.cell.<label>``."""
+    named = getattr(attention, "name", "") if hasattr(attention, "implementation") else ""
+    if "." in named:
+        return str(named)
+    return f"{callables.PREFIX}{MODULE}.{re.sub(r'[^0-9a-zA-Z_]', '_', label)}"
+
+
+def _module(own: Mapping[str, Attention]) -> str:
+    """A module that holds functions of cells under their names in the study."""
+    packed = {}
+    for label, attention in own.items():
+        try:
+            packed[_name(label, attention).rpartition(".")[2]] = cloudpickle.dumps(attention)
+        except (pickle.PicklingError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            why = " ".join(str(error).split())
+            advice = "make within the function what it uses, or hand a source to attnlab.kernel"
+            raise UserError(f"{label!r} can't travel to the process that measures ({why}): {advice}") from None
+    lines = (f"{name} = loads({content!r})\n" for name, content in packed.items())
+    return "".join(["from pickle import loads\n\n", *lines])
+
+
+@contextmanager
+def _data_in(folder: Path) -> Iterator[None]:
+    """Inside, runs are kept in this folder; dispatch tables and captured values stay where they are."""
+    there, before = paths.data(), os.environ.get("ATTNLAB_DATA")
+    folder.mkdir()
+    for part, at in (("dispatch", paths.dispatch()), ("captured", there / "captured")):
+        (folder / part).symlink_to(at.resolve())
+    os.environ["ATTNLAB_DATA"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["ATTNLAB_DATA"]
+        else:
+            os.environ["ATTNLAB_DATA"] = before
+
+
+def _labelled(run: schema.Run, labels: Mapping[str, str]) -> schema.Run:
+    """A run in which implementations have these labels, in place of the names in its study."""
+    names = {**labels, **{control(name): control(label) for name, label in labels.items()}}
+    study = run.manifest["study"]
+    renamed = {
+        "implementations": [labels[name] for name in study["implementations"]],
+        "baseline": labels[study["baseline"]],
+    }
+    changed: dict[str, Any] = {"manifest": run.manifest | {"study": study | renamed}}
+    for field in fields(run):
+        frame = getattr(run, field.name)
+        if isinstance(frame, pd.DataFrame) and "implementation" in frame:
+            changed[field.name] = frame.assign(implementation=frame["implementation"].replace(names))
+    return replace(run, **changed)
