@@ -32,6 +32,7 @@ from attnlab.measure.session.subject import Job
 from attnlab.measure.values import captured
 from attnlab.runs import dispatch, read, schema, write
 from attnlab.study import callables, implementations, ladder, tuning
+from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, recorded
 
 POLL_S = 0.5
@@ -255,9 +256,11 @@ def _progress(name: str, jobs: list[Job]) -> Iterator[None]:
     }
     shapes = max(1, len(write.recorded(name, "cases")) + len(left))
     shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} shapes [{elapsed}{postfix}]"
+    off = False if "ipykernel" in sys.modules else None  # None: off where no one sees it move
     with (
-        tqdm(total=shapes, desc=name, bar_format=shown, disable=None, leave=False) as bar,
+        tqdm(total=shapes, desc=name, bar_format=shown, disable=off, leave=False) as bar,
         _every(POLL_S, partial(_show, bar, name, left, time.monotonic())),
+        _every(POLL_S, partial(_say_what_failed, name, write.recorded(name, "cases"), set())),
     ):
         yield
 
@@ -278,6 +281,20 @@ def _show(bar: tqdm, name: str, left: dict[str, tuple[str, float]], began_s: flo
     bar.set_postfix_str("; ".join(words))
     if bar.disable and 8 * bar.n // shapes > 8 * before // shapes:
         print("; ".join([f"{name}: {bar.n} of {shapes} shapes measured", *words]), file=sys.stderr, flush=True)
+
+
+def _say_what_failed(name: str, seen: set[str], said: set[str]) -> None:
+    """Say of each implementation why its first new case failed; `seen` are keys of shapes, `said` implementations."""
+    for key in sorted(write.recorded(name, "cases") - seen):
+        seen.add(key)
+        try:
+            cases = read.part(name, "cases", key)
+        except (OSError, UserError, ValueError):  # whoever reads the run says so
+            continue
+        for _, case in cases[(cases["status"] == schema.FAILED) & ~cases["implementation"].isin(said)].iterrows():
+            said.add(case["implementation"])
+            at = Shape(**{axis: case[axis] for axis in Shape.AXES})
+            tqdm.write(f"{case['implementation']} failed at {at}: {case['reason']}", file=sys.stderr)
 
 
 @contextmanager
