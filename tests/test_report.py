@@ -170,7 +170,9 @@ def test_ctrl_c_ends_everything(notebooks, tmp_path):
         ]
     )
     code = (
-        "import sys; from pathlib import Path; from attnlab.base import paths; from attnlab import report, __main__\n"
+        "import signal, sys; from pathlib import Path; from attnlab.base import paths\n"
+        "from attnlab import report, __main__\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # run in the background, it is ignored
         f"paths.NOTEBOOKS = Path({os.fspath(paths.NOTEBOOKS)!r}); report.read.read_manifest = lambda run: {{}}\n"
         "sys.exit(__main__.main(['report']))"
     )
