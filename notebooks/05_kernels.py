@@ -74,7 +74,7 @@ al.table(used[columns], "Registers and local memory are per thread, shared memor
 
 # %%
 rung = ladder.rung(f"kernel.{kernel}")
-print(ladder.sources(rung)[0].read_text())
+print(ladder.texts(rung)[rung.source])
 
 # %%
 tile = (rung.tiles_for(at["head_dim"], at["kv_len"], at["causal"]) or rung.tiles)[0]

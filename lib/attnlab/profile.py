@@ -38,7 +38,11 @@ def counters(run: schema.Run) -> pd.DataFrame:
     waited for this reason, or the multiprocessor had no work. `bank_conflicts_pct` is the share of accesses to shared
     memory that repeat. The frame is empty if the run was not profiled; `run.manifest["profile"]` says why.
     """
-    launches = run.profile.pivot_table(index=[*KEY, "launch"], columns="metric", values="value", sort=False)
+    return cache.kept(run.name, "counters", run.profile, make=lambda: _counters(run.profile))
+
+
+def _counters(profile: pd.DataFrame) -> pd.DataFrame:
+    launches = profile.pivot_table(index=[*KEY, "launch"], columns="metric", values="value", sort=False)
     wide = launches.reindex(columns=list(metrics.COUNTERS)).reset_index()
     rows = [
         dict(zip(KEY, key, strict=True)) | _counted(group) for key, group in wide.groupby(KEY, sort=False, dropna=False)

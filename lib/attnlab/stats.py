@@ -501,6 +501,8 @@ def quantile_ci(samples: Samples, p: float) -> Interval | None:
 @lru_cache
 def _order_statistics(n: int, p: float) -> tuple[int, int] | None:
     """The places, from 0, of the two ends among n ordered samples; they don't depend on the samples."""
+    if n < _fewest(p):
+        return None
     from scipy.stats import quantile_test  # imported here: a page of kept frames needs it not at all
 
     low, high = quantile_test(np.arange(n), p=p).confidence_interval(CONFIDENCE)
@@ -508,17 +510,18 @@ def _order_statistics(n: int, p: float) -> tuple[int, int] | None:
 
 
 def samples_needed(p: float) -> int:
-    """The fewest samples that give `quantile_ci` an interval for the p-quantile.
+    """The fewest samples that give `quantile_ci` an interval for the p-quantile; ValueError: p outside (0, 1)."""
+    _require_level("p", p)
+    return next(n for n in count(max(_fewest(p), 1)) if _order_statistics(n, p))
+
+
+def _fewest(p: float) -> int:
+    """As many samples as may give an interval, or one more is needed: at the very edge scipy's rounding decides.
 
     All n samples are on one side of the quantile with probability q^n, q = max(p, 1 - p). That must not exceed the tail
     on that side, (1 - CONFIDENCE) / 2 (Conover 1999, section 3.2).
-
-    Raises ValueError: p outside (0, 1).
     """
-    _require_level("p", p)
-    fewest = math.floor(math.log((1 - CONFIDENCE) / 2) / math.log(max(p, 1 - p)))
-    # At the very edge rounding decides, and scipy's rounding counts.
-    return next(n for n in count(max(fewest, 1)) if _order_statistics(n, p))
+    return math.floor(math.log((1 - CONFIDENCE) / 2) / math.log(max(p, 1 - p)))
 
 
 def lag1(samples: Samples) -> float:
