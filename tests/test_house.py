@@ -283,8 +283,8 @@ def test_the_example_of_a_kernel_is_a_rung(tmp_path, monkeypatch):
 
 
 def test_the_fields_of_a_rung_and_of_a_dispatch_table_are_explained():
-    fields = [*ladder.Rung.model_fields, *ladder.Tile.model_fields]
-    assert [field for field in fields if f"`{field}`" not in TEXTS["kernels/README.md"]] == []
+    fields = {*ladder.Rung.model_fields, *ladder.Tile.model_fields} - {"text"}  # which no entry states
+    assert [field for field in sorted(fields) if f"`{field}`" not in TEXTS["kernels/README.md"]] == []
     explained = TEXTS["data/README.md"].split("## dispatch/")[1].split("\n## ")[0]
     assert [field for field in Dispatch.model_fields if f"`{field}`" not in explained] == []
 
