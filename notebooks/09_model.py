@@ -36,22 +36,24 @@ import attnlab as al
 # %%
 device = json.loads((al.paths.data() / run / "manifest.json").read_text())["device"]["name"]
 folder = al.paths.data() / "models"
-models = pd.read_parquet(folder / "models.parquet").query("device == @device")
-samples, outputs, kernels = (
-    pd.read_parquet(folder / f"{name}.parquet").query("record in @models.record")
-    for name in ("samples", "outputs", "kernels")
-)
+models = pd.read_parquet(folder / "models.parquet").query("device == @device") if folder.is_dir() else []
 here = len(models) > 0
-print(f"Records on {device}: {', '.join(models.record.unique()) or 'none'}.")
+if here:
+    samples, outputs, kernels = (
+        pd.read_parquet(folder / f"{name}.parquet").query("record in @models.record")
+        for name in ("samples", "outputs", "kernels")
+    )
+print(f"Records on {device}: {', '.join(models.record.unique()) if here else 'none'}.")
 
 # %%
 sizes = ["record", "model", "layers", "heads", "kv_heads", "head_dim", "weights", "queued", "commit"]
-short = {"weights": models.weights.str[:15], "commit": models.commit.str[:8]}
-al.table(models[sizes].assign(**short), "The models.") if here else None
+if here:
+    short = {"weights": models.weights.str[:15], "commit": models.commit.str[:8]}
+    display(al.table(models[sizes].assign(**short), "The models."))
 
 # %% [markdown]
-# **How the records were made.** The command `make model` of attnlab 0.1.0 recorded them, at the commits in the table;
-# later versions do not have it. Each replicate was a process of its own, with a locked environment. In each round, SDPA,
+# **How the records were made.** attnlab 0.1.0 recorded them, at the commits in the table, by a command that later
+# versions do not have. Each replicate was a process of its own, with a locked environment. In each round, SDPA,
 # `attend` and SDPA again, the control, continued the same new prompts in random order. The host's clock times the first
 # token and the later ones, until they are on the host. CUDA events time the other phases: single steps that read the
 # prompt from a static cache. Where `queued` holds, the host launched a CUDA graph while the device was busy, so the
@@ -70,6 +72,7 @@ def verdicts_of(samples):
     parts = samples.groupby(["record", "model", "phase"], sort=False)
     verdicts = [al.compare(part, "transformers.sdpa").assign(model=key[1], phase=key[2]) for key, part in parts]
     verdicts = pd.concat(verdicts).rename(columns={"seq_len": "prompt"})
+    verdicts = verdicts.sort_values(["model", "prompt"], kind="stable")
     return verdicts.assign(case=verdicts.model + ", prompt " + verdicts.prompt.astype(str))
 
 
@@ -101,10 +104,11 @@ al.holds(
 # %%
 names = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
 by = ["model", "seq_len", "phase", "implementation"]
-times = kernels.groupby(by, sort=False)[["attention_us", "total_us"]].median()
-share = (100 * times.attention_us / times.total_us).unstack(sort=False).rename(columns=names)
-share = share.rename_axis(index={"seq_len": "prompt"}).reset_index()
-al.table(share, "Attention's share of the device's time, in %.") if here else None
+if here:
+    times = kernels.groupby(by, sort=False)[["attention_us", "total_us"]].median()
+    share = (100 * times.attention_us / times.total_us).unstack(sort=False).rename(columns=names)
+    share = share.rename_axis(index={"seq_len": "prompt"}).reset_index()
+    display(al.table(share, "Attention's share of the device's time, in %."))
 
 # %% [markdown]
 # ## Do the outputs agree?

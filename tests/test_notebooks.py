@@ -116,8 +116,7 @@ def test_the_quickstart_holds_outputs_that_github_can_show():
 def pages(tmp_path_factory) -> Iterator[Path]:
     """The folder of the pages of the CPU's run; a cell that raises fails this, with a line that names it."""
     folder = tmp_path_factory.mktemp("notebooks")
-    for name in (CPU, "models"):
-        shutil.copytree(paths.ROOT / "data" / name, folder / "data" / name, ignore=shutil.ignore_patterns(".cache"))
+    shutil.copytree(paths.ROOT / "data" / CPU, folder / "data" / CPU, ignore=shutil.ignore_patterns(".cache"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", str(folder / "data"))
         patch.setenv("ATTNLAB_REPORTS", str(folder / "reports"))
