@@ -18,7 +18,7 @@ LONG ?=
 RUNG ?=
 # For `make dispatch`, 1: write over another table of the device.
 REPLACE ?=
-# For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
+# For `make notebook`: which, and NAME=VALUE pairs.
 NAME =
 PARAMS =
 # For `make compare`: the run before, the run that is judged; 1: for a pull request; slower: fail.
@@ -32,12 +32,11 @@ CODE := lib tests tools benchmarks
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
 
-TARGETS := help report measure close model notebook explore export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
+TARGETS := help report measure close notebook explore export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
 # What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
 report_TAKES := RUN=<name>
 measure_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
 close_TAKES := RUN=<name>
-model_TAKES := RUN=<name> DEVICE=<cuda|cpu> PARAMS="batch=1,8 prompt=512"
 notebook_TAKES := NAME=02_baseline PARAMS="run=<name> batch=2"
 explore_TAKES := RUN=<name>
 export_TAKES := RUN=<name>
@@ -105,9 +104,6 @@ measure: $(MEASURING)  ## measure a study into a new run, or continue a run that
 
 close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
 	$(python) -m attnlab close --run="$$RUN"
-
-model: $(call ready,$(HARDWARE)-model)  ## measure how models generate, with attnlab.attend and with SDPA: PARAMS="batch=1,8 prompt=512"
-	$(python) -m attnlab model $${RUN:+--run="$$RUN"} $${DEVICE:+--device="$$DEVICE"} $(foreach pair,$(PARAMS),'--$(subst ','\'',$(pair))')
 
 notebook: $(rendering)  ## execute and render one notebook: NAME=02_baseline PARAMS="run=<name> batch=2"
 	$(python) -m attnlab notebook $${PARAMS:+-p "$$PARAMS"} -- "$$NAME"

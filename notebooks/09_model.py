@@ -14,10 +14,19 @@
 
 # %% tags=["parameters"]
 run = "h200-2026-11-28-main"  # its device chooses the records
-records = ["h200-models-5", "h200-small"]  # in data/models/
+measure = False  # True: the last cells measure on this machine
+model = ""  # a folder that save_pretrained wrote; without one, a small Llama with random weights
+batch = 2
+prompt = 128
+tokens = 9
+rounds = 12
 
 # %%
+import copy
 import json
+import random
+import time
+from importlib.util import find_spec
 
 import pandas as pd
 from IPython.display import display
@@ -25,67 +34,58 @@ from IPython.display import display
 import attnlab as al
 
 # %%
-records = json.loads(records) if isinstance(records, str) else records  # `papermill -p` passes a list as text
-folder, device = al.paths.data() / "models", al.load(run).manifest["device"]["name"]
-manifests = {name: json.loads((folder / name / "manifest.json").read_text()) for name in records}
-here = [name for name in records if manifests[name]["device"]["name"] == device]
-print(f"Records on {device}: {', '.join(here) or 'none; `make model` makes one'}.")
-
-
-def read(name):
-    """A table of the records that were made on the run's device."""
-    tables = [pd.read_parquet(folder / record / f"{name}.parquet").assign(record=record) for record in records]
-    return pd.concat(tables).query("record in @here")
-
+device = json.loads((al.paths.data() / run / "manifest.json").read_text())["device"]["name"]
+folder = al.paths.data() / "models"
+models = pd.read_parquet(folder / "models.parquet").query("device == @device") if folder.is_dir() else []
+here = len(models) > 0
+if here:
+    samples, outputs, kernels = (
+        pd.read_parquet(folder / f"{name}.parquet").query("record in @models.record")
+        for name in ("samples", "outputs", "kernels")
+    )
+print(f"Records on {device}: {', '.join(models.record.unique()) if here else 'none'}.")
 
 # %%
-plans = [model | {"record": name} for name in here for model in manifests[name]["plan"]["models"]]
-models = pd.DataFrame(plans, columns=["record", "name", "layers", "heads", "kv_heads", "head_dim"]).rename(
-    columns={"name": "model"}
-)
-al.table(models, "The models.") if here else None
+sizes = ["record", "model", "layers", "heads", "kv_heads", "head_dim", "weights", "queued", "commit"]
+if here:
+    short = {"weights": models.weights.str[:15], "commit": models.commit.str[:8]}
+    display(al.table(models[sizes].assign(**short), "The models."))
 
 # %% [markdown]
-# ## What is gained
+# **How the records were made.** attnlab 0.1.0 recorded them, at the commits in the table, by a command that later
+# versions do not have. Each replicate was a process of its own, with a locked environment. In each round, SDPA,
+# `attend` and SDPA again, the control, continued the same new prompts in random order. The host's clock times the first
+# token and the later ones, until they are on the host. CUDA events time the other phases: single steps that read the
+# prompt from a static cache. Where `queued` holds, the host launched a CUDA graph while the device was busy, so the
+# launch does not count. Prompts of `small` are cut from Python's standard library. Other prompts are random tokens.
+#
+# ## The gain
 #
 # A user waits for the first token while the model reads the prompt: many queries. Each later token is one query over
 # the cache of keys and values. A CUDA graph hides the launches by the host. A draft of 8 tokens is read in one step,
 # as in speculative decoding.
 
-# %%
-phases = {"first_us": "first token", "rest_us": "later tokens", "graph_us": "one token, CUDA graph"}
-phases |= {"drafted_us": "8 drafted tokens", "drafted_graph_us": "8 drafted tokens, CUDA graph"}
-samples = read("samples").rename(columns={"attention": "implementation", "prompt": "seq_len"} | phases)
-samples = samples.merge(models[["record", "model", "heads", "head_dim"]])
-keys = ["record", "model", "implementation", "batch", "heads", "seq_len", "head_dim", "replicate"]
-long = samples.melt(keys, list(phases.values()), "clock", "latency_us").dropna(subset="latency_us")
-verdicts = [
-    al.compare(part.assign(latency_us=part.latency_us.astype(float)), "transformers.sdpa").assign(model=model)
-    for (_, model), part in long.groupby(["record", "model"], sort=False)
-]
 
 # %%
-if verdicts:
-    verdicts = pd.concat(verdicts).rename(columns={"seq_len": "prompt", "clock": "phase"})
-    verdicts["case"] = verdicts.model + ", prompt " + verdicts.prompt.astype(str)
+def verdicts_of(samples):
+    """A row for each model, prompt and phase: `attend` against transformers' SDPA."""
+    parts = samples.groupby(["record", "model", "phase"], sort=False)
+    verdicts = [al.compare(part, "transformers.sdpa").assign(model=key[1], phase=key[2]) for key, part in parts]
+    verdicts = pd.concat(verdicts).rename(columns={"seq_len": "prompt"})
+    verdicts = verdicts.sort_values(["model", "prompt"], kind="stable")
+    return verdicts.assign(case=verdicts.model + ", prompt " + verdicts.prompt.astype(str))
+
+
+shown = ["model", "prompt", "phase", "baseline_us", "candidate_us", "speedup", "low", "high"]
+shown += ["smallest_effect", "decision"]
+
+# %%
+if here:
+    verdicts = verdicts_of(samples)
     is_generated = verdicts.phase.isin(["first token", "later tokens"])
     display(al.plot.dots(verdicts[is_generated], "speedup", "case", hue="phase"))  # host and device
     display(al.plot.dots(verdicts[~is_generated], "speedup", "case", hue="phase"))
-
-# %%
-shown = [
-    "model",
-    "prompt",
-    "phase",
-    "baseline_us",
-    "candidate_us",
-    "speedup",
-    "low",
-    "high",
-    "smallest_effect",
-    "decision",
-]
-al.table(al.with_interval(verdicts[shown], "speedup"), "attnlab.attend against transformers' SDPA.") if here else None
+    display(al.table(al.with_interval(verdicts[shown], "speedup"), "attnlab.attend against transformers' SDPA."))
 
 # %% tags=["published"]
 graph = al.where(verdicts, phase="one token, CUDA graph", model=["llama-64", "llama-128"], prompt=4096).speedup
@@ -94,9 +94,21 @@ al.holds("With 4,096 tokens in the cache, a step of a Llama is 1.31x to 1.33x fa
 # %% tags=["published"]
 small = al.where(verdicts, phase="one token, CUDA graph", model="gpt2")
 al.holds(
-    "A step of GPT-2 is slower: the driver leaves longer gaps between its kernels (docs/models.md).",
+    "A step of GPT-2 is slower: the driver leaves longer gaps between the kernels of its graph, for an unknown reason.",
     small.decision == "slower",
 )
+
+# %% [markdown]
+# The share of attention in the time of all kernels bounds the gain.
+
+# %%
+names = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
+by = ["model", "seq_len", "phase", "implementation"]
+if here:
+    times = kernels.groupby(by, sort=False)[["attention_us", "total_us"]].median()
+    share = (100 * times.attention_us / times.total_us).unstack(sort=False).rename(columns=names)
+    share = share.rename_axis(index={"seq_len": "prompt"}).reset_index()
+    display(al.table(share, "Attention's share of the device's time, in %."))
 
 # %% [markdown]
 # ## Do the outputs agree?
@@ -104,17 +116,111 @@ al.holds(
 # Errors are those of the logits at the last token of the prompts, against float32. With random weights the likeliest
 # tokens are close to each other: after one that differs, all later ones may. The control is SDPA again.
 
+
 # %%
-short = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
-by = ["model", "prompt", "attention"]
-errors = read("outputs").groupby(by, sort=False).max_error.max().unstack().rename(columns=short)
-errors = errors.drop(columns="SDPA again", errors="ignore").add_suffix(": error")
-agreeing = read("samples").groupby(by, sort=False).agreeing.sum().unstack().rename(columns=short)
-both = errors.join(agreeing.add_suffix(": tokens"))
-al.table(both, "The largest errors, and the number of tokens that are those of SDPA.") if here else None
+def agreement(outputs):
+    """A row for each model and prompt: the largest errors, and the number of tokens that are those of SDPA."""
+    groups = outputs.rename(columns={"seq_len": "prompt"}).groupby(["model", "prompt", "implementation"], sort=False)
+    errors = groups.max_error.max().unstack().rename(columns=names).drop(columns="SDPA again")
+    equal = groups.equal_tokens.sum().unstack().rename(columns=names)
+    return errors.add_suffix(": error").join(equal.add_suffix(": tokens"))
+
+
+words = "The largest errors, and the number of tokens that are those of SDPA."
+al.table(agreement(outputs), words) if here else None
 
 # %% [markdown]
 # ## Measure
 #
-# `make model PARAMS="models=gpt2 batch=1,8 prompt=512,1024"` measures in fresh processes, with a control, and writes a
-# record to `data/models/`.
+# With `measure = True`, the cells below measure here, in seconds on a CPU: a model generates with each attention in
+# turns. They need PyTorch and transformers: `pip install 'attnlab[cpu,model]'`, or `cuda` in place of `cpu`. `attend`
+# calls what the dispatch table of the device names; on a CPU and without a table, that is SDPA. The intervals hold for
+# this process; the records have several. Prompts are random tokens: for a trained model, cut yours from text.
+
+# %%
+lacking = [name for name in ("torch", "transformers") if find_spec(name) is None]
+if lacking:
+    print(f"Nothing is measured: {' and '.join(lacking)} is not installed.")
+elif not measure:
+    print("Nothing is measured: `measure` is False.")
+measures = measure and not lacking
+
+# %%
+if measures:
+    import torch
+    import transformers
+
+    al.register()  # from now on transformers knows attn_implementation="attnlab"
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float16 if place.type == "cuda" else torch.float32
+    turns = {"transformers.sdpa": "sdpa", "attnlab.attend": "attnlab", "control.transformers.sdpa": "sdpa"}
+
+
+# %%
+def build(folder):
+    """A model of a folder, of which no code runs; or a small Llama, of weights drawn at random."""
+    how = {"dtype": dtype, "attn_implementation": "sdpa"}
+    if folder:
+        how |= {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+        net = transformers.AutoModelForCausalLM.from_pretrained(folder, **how)
+    else:
+        sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
+        config = transformers.LlamaConfig(**sizes, intermediate_size=512, vocab_size=512)
+        net = transformers.AutoModelForCausalLM.from_config(config, **how)
+    return net.to(place).eval().requires_grad_(False)
+
+
+# %%
+def generate(net, ids):
+    """The likeliest tokens after the prompts, and the time of each in µs, until it is on the host."""
+    cache, made, times_us = transformers.DynamicCache(config=net.config), [], []
+    for _ in range(tokens):
+        begin = time.perf_counter_ns()
+        logits = net(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+        ids = logits.argmax(-1, keepdim=True)
+        made.append(ids.cpu())
+        times_us.append((time.perf_counter_ns() - begin) / 1e3)
+    return torch.cat(made, 1), times_us
+
+
+# %%
+def take_turns(net, ids):
+    """Generations by each attention from the same prompts, in random order: tokens by name, and rows of latencies."""
+    made, rows = {}, []
+    for position, name in enumerate(random.sample(list(turns), len(turns))):
+        net.set_attn_implementation(turns[name])
+        made[name], times_us = generate(net, ids)
+        for phase, latency_us in (("first token", times_us[0]), ("later tokens", sum(times_us[1:]))):
+            rows.append({"implementation": name, "position": position, "phase": phase, "latency_us": latency_us})
+    return made, rows
+
+
+# %%
+def logits_of(net, name, ids):
+    """The logits at the last token of the prompts."""
+    net.set_attn_implementation(name)
+    return net(ids, use_cache=False, logits_to_keep=1).logits[:, -1].double()
+
+
+# %%
+if measures:
+    net = build(model)
+    config = net.config.get_text_config()
+    prompts = torch.randint(config.vocab_size, (rounds + 1, batch, prompt), device=place)
+    take_turns(net, prompts[-1])  # what is done at first calls only
+    done = [take_turns(net, ids) for ids in prompts[:-1]]
+    measured = pd.concat([pd.DataFrame(rows).assign(round=number) for number, (_, rows) in enumerate(done)])
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes = {"batch": batch, "heads": config.num_attention_heads, "seq_len": prompt, "head_dim": head_dim}
+    about = {"record": "here", "model": net.config.model_type, **sizes}
+    here_verdicts = verdicts_of(measured.assign(**about))
+    display(al.table(al.with_interval(here_verdicts[shown], "speedup"), f"Measured here, on {place.type}."))
+
+# %%
+if measures:
+    wide = copy.deepcopy(net).to(torch.float32 if place.type == "cuda" else torch.float64)
+    reference = logits_of(wide, "eager", prompts[0])
+    errors = {name: logits_of(net, turns[name], prompts[0]).sub(reference).abs().max().item() for name in turns}
+    equal = {name: sum(int((made[name] == made["transformers.sdpa"]).sum()) for made, _ in done) for name in turns}
+    rows = [about | {"implementation": n, "max_error": errors[n], "equal_tokens": equal[n]} for n in turns]
+    display(al.table(agreement(pd.DataFrame(rows)), f"Of {rounds * batch * tokens} tokens and against {wide.dtype}."))

@@ -175,13 +175,12 @@ def kill_at_survey() -> None:
 
 def live(name: str) -> int:
     """Everything that happens to a run on the disk, from its beginning or where it was cut off, without measuring."""
-    of_models = name.startswith(schema.OF_MODELS)
-    manifest, work = (small.model_manifest(), "plan") if of_models else (small.manifest(), "study")
-    with write.lock(name, {work: manifest[work]}):
+    manifest = small.manifest()
+    with write.lock(name, {"study": manifest["study"]}):
         if not (schema.folder(name) / "manifest.json").is_file():
             write.create(name, manifest)
         if not read.read_manifest(name)["complete"]:
-            for table, key, rows in MODEL_BLOCKS if of_models else BLOCKS:
+            for table, key, rows in BLOCKS:
                 write.add_part(name, table, key, rows)
         write.finish(name)
     return 0
@@ -205,7 +204,6 @@ def _pass(lock: str) -> None:
 
 
 BLOCKS = small.blocks(small.study())
-MODEL_BLOCKS = small.model_blocks()
 
 
 # Steps on the disk

@@ -8,9 +8,8 @@ import synthetic
 from synthetic import Part
 
 from attnlab.runs import schema
-from attnlab.runs.tables import MODEL_TABLES, TABLES
-from attnlab.study import models, studies
-from attnlab.study.implementations import control
+from attnlab.runs.tables import TABLES
+from attnlab.study import studies
 
 AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
 STATED: dict[str, Any] = {
@@ -76,41 +75,3 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
     ]
     numbered = [row | {"latency_us": float(number), "strain": 0.5} for number, row in enumerate(rows, 1)]
     return TABLES["samples"].frame(numbered)
-
-
-# Runs of models
-
-
-PLAN = models.plan("cpu", ["tiny-gpt2"], batch=[1], prompt=[8], tokens=2, rounds=2, replicates=1)
-
-
-def model_manifest(plan: models.Plan = PLAN, **changes: Any) -> dict[str, Any]:
-    """The manifest of a run of models that begins."""
-    stated = manifest()
-    packages = stated["environment"]["packages"] | {"transformers": "5"}
-    kept = ("attnlab", "commit", "command", "device", "rules", "sources")
-    own = {"plan": plan.model_dump(mode="json"), "tick_us": 1e-3, "dispatch": {}}
-    environment = {"environment": stated["environment"] | {"packages": packages}}
-    return {field: stated[field] for field in kept} | environment | own | changes
-
-
-def model_blocks(plan: models.Plan = PLAN) -> list[Part]:
-    """All blocks of a run of models in the order in which they are recorded, each time and error as it was chosen."""
-    found: list[Part] = []
-    for replicate in range(plan.replicates):
-        for model in plan.models:
-            rows: dict[str, list[dict[str, Any]]] = {table: [] for table in MODEL_TABLES}
-            for workload in plan.workloads(model):
-                for position, attention in enumerate((models.BASELINE, models.CANDIDATE, control(models.BASELINE))):
-                    who = {"model": model.name, "batch": workload.batch, "prompt": workload.prompt}
-                    who |= {"attention": attention, "replicate": replicate}
-                    times = {"first_us": 10.0, "rest_us": 20.0, "agreeing": 2, "position": position}
-                    times |= dict.fromkeys(schema.STEPS.values(), 5.0)
-                    errors = {"max_error": 0.02, "mean_error": 0.001, "reference": "float64", "ran": "flash"}
-                    rows["samples"] += [who | times | {"round": number} for number in range(plan.rounds)]
-                    rows["outputs"].append(who | errors)
-                    spent = {"attention_us": 1.0, "total_us": 2.0}
-                    rows["kernels"] += [who | spent | {"phase": phase} for phase in schema.PHASES]
-            key = schema.model_key(replicate, model.name)
-            found += [(table.name, key, table.frame(rows[table.name])) for table in MODEL_TABLES.values()]
-    return found

@@ -181,7 +181,7 @@ COMMANDS = [
     (nothing, ("measure", "--run"), "argument --run: expected one argument"),
     (nothing, ("report", "--what"), "unrecognized arguments: --what; `python -m attnlab report --help` lists what "),
     (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
-    (nothing, ("model", "--batc", "1"), "--batc 1; did you mean '--batch'?; `python -m attnlab model --help` lists"),
+    (nothing, ("measure", "--devic", "cpu"), "--devic cpu; did you mean '--device'?; `python -m attnlab measure --"),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (
@@ -197,8 +197,6 @@ COMMANDS = [
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
     (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
     (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
-    (nothing, ("report", "--run", "models/x"), "'models/x' is in the folder of what `make model` records: name a run"),
-    (nothing, ("measure", "--run", "models/new", "--study", "{study}"), "'models/new' is in the folder of what `make"),
     (
         nothing,
         ("compare", "there", "there"),
@@ -257,7 +255,6 @@ NOTEBOOKS = [
     ((*NOTEBOOK, "run=there run=cut"), "-p states a parameter twice: leave one of run=there, run=cut out"),
     ((*NOTEBOOK, "run=["), "-p run: '[' is not a value; quote it"),
     ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
-    ((*NOTEBOOK, "run=models/x"), "'models/x' is in the folder of what `make model` records: name a run of a study"),
     (("explore", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
 ]
 ALL = {

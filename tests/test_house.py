@@ -93,7 +93,6 @@ def test_make_lists_every_target():
         ("report DEVICE=cpu", "make report takes no DEVICE: it takes RUN=<name> PYTHON=<interpreter>."),
         ("RUN=x", "make help takes no RUN: it takes PYTHON=<interpreter>."),
         ("tune DEVICE=cpu check", "make tune check takes no DEVICE: it takes PYTHON=<interpreter>."),
-        ("model STUDY=x", 'no STUDY: it takes RUN=<name> DEVICE=<cuda|cpu> PARAMS="batch=1,8 prompt=512" PYTHON='),
         ("notebook RUN=x", 'make notebook takes no RUN: it takes NAME=02_baseline PARAMS="run=<name> batch=2" PYTHON='),
         ("test 'RUN=a b' 'PYTHON=c d'", "make test takes no RUN: it takes PYTHON=<interpreter>."),
         ("reprot RUN=x", "No rule to make target 'reprot'."),
@@ -110,8 +109,6 @@ def test_a_variable_that_a_target_does_not_take_is_refused_in_one_line(words, re
 def test_words_reach_the_command_as_they_were_typed():
     said = make("-n", "notebook", "NAME=02_baseline", "PARAMS=title='a b' run=x", "PYTHON=python")
     assert said.stdout.splitlines()[-1] == 'python -m attnlab notebook ${PARAMS:+-p "$PARAMS"} -- "$NAME"'
-    said = make("-n", "model", "PARAMS=batch=1' prompt=2", "PYTHON=python")
-    assert said.stdout.splitlines()[-1].endswith("""'--batch=1'\\''' '--prompt=2'""")
 
 
 @pytest.mark.parametrize("words", ["measure LONG={}", "dispatch RUN=x REPLACE={}", "compare A=a B=b MARKDOWN={}"])

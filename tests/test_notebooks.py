@@ -22,6 +22,7 @@ NAMES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
 QUICKSTART = "00_quickstart"
 PUBLISHED, CPU = "h200-2026-11-28-main", "cpu-2026-11-29"
 LONGEST_CELL = 15
+MODELS = paths.ROOT / "data" / "models"
 LARGEST_NOTEBOOK, LARGEST_FIGURE = 400_000, 60_000
 OPTIONAL = ["08_audit", "09_model"]
 """Notebooks whose data are of no run of a study."""
@@ -115,8 +116,7 @@ def test_the_quickstart_holds_outputs_that_github_can_show():
 def pages(tmp_path_factory) -> Iterator[Path]:
     """The folder of the pages of the CPU's run; a cell that raises fails this, with a line that names it."""
     folder = tmp_path_factory.mktemp("notebooks")
-    for name in (CPU, "models"):
-        shutil.copytree(paths.ROOT / "data" / name, folder / "data" / name, ignore=shutil.ignore_patterns(".cache"))
+    shutil.copytree(paths.ROOT / "data" / CPU, folder / "data" / CPU, ignore=shutil.ignore_patterns(".cache"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", str(folder / "data"))
         patch.setenv("ATTNLAB_REPORTS", str(folder / "reports"))
@@ -135,3 +135,44 @@ def test_a_page_of_the_cpus_run_reads_well(name, pages):
     words = html.body.get_text(" ")
     assert html.h1
     assert not re.search(r"\bnan\b|Traceback|Error\b|does not hold", words)
+
+
+# ------------------------------------------------------------------------------------------------------- the models
+
+
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """Renders 09_model for the published run, whose manifest alone it reads, and gives the words of the page."""
+    monkeypatch.setenv("ATTNLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("ATTNLAB_REPORTS", str(tmp_path / "reports"))
+    for name in (f"{PUBLISHED}/manifest.json", *(f"models/{path.name}" for path in MODELS.glob("*.parquet"))):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(paths.ROOT / "data" / name, tmp_path / "data" / name)
+
+    def render(**parameters: Any) -> str:
+        page = report.render(PUBLISHED, ["09_model"], parameters=parameters)
+        return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser").body.get_text(" ", strip=True)
+
+    return render
+
+
+def test_models_are_shown_from_recorded_frames(words):
+    page = words()  # a sentence that isn't true raises
+    assert "Records on NVIDIA H200: h200-models-5, h200-small." in page
+    assert "With 4,096 tokens in the cache, a step of a Llama is 1.31x to 1.33x faster." in page
+    assert "1.326 [1.322, 1.327]" in page
+    assert "Nothing is measured: `measure` is False." in page
+
+
+def test_models_are_measured_where_that_is_asked(words):
+    pytest.importorskip("transformers")
+    page = words(measure=True, prompt=16, tokens=3, rounds=4)
+    assert "Measured here, on cpu." in page
+    assert re.search(r"Of 24 tokens and against torch.float64\. .* llama 16 (\S+) (\S+) 24 24 24", page)
+
+
+def test_without_transformers_a_line_says_so_and_nothing_is_measured(capsys):
+    (cell,) = (cell for cell in code("09_model") if cell.source.startswith("lacking = "))
+    exec(cell.source, names := {"find_spec": lambda name: name != "transformers" or None, "measure": True})
+    assert capsys.readouterr().out == "Nothing is measured: transformers is not installed.\n"
+    assert names["measures"] is False

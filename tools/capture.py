@@ -2,7 +2,7 @@
 
     PYTHONPATH=lib python tools/capture.py                # 3 minutes of training on a GPU
     PYTHONPATH=lib python tools/capture.py --device cpu --layers 2 --width 128 --context 256 --minutes 1
-    PYTHONPATH=lib python tools/capture.py --save small   # and the model, as transformers loads it, for `make model`
+    PYTHONPATH=lib python tools/capture.py --save small   # and the model, as transformers loads it, for notebook 09
 
 The text is the sources of Python's standard library with the help topics of pydoc, byte by byte. Every 50th file is
 held out; the model reads the beginning of one of them, and of an early, a middle and a late layer the two heads are
@@ -16,6 +16,7 @@ import errno
 import math
 import os
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.base import files, library, paths
+from attnlab.base import files, paths
 
 OUT = paths.data() / "captured" / "small.safetensors"
 SEED = 0
@@ -165,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     prepare(options.out)
     if options.save:
         prepare(options.save / "config.json")
-    text = read(library.folder(), options.context, device)
+    text = read(Path(sysconfig.get_paths()["stdlib"]), options.context, device)
     torch.manual_seed(SEED)
     model = Model(options.layers, options.width, options.context).to(device)
     say(f"{_size(model)} M parameters, {len(text.trained) / 1e6:.1f} MB to train on, {named(device)}")
@@ -230,7 +231,10 @@ def prepare(out: Path) -> None:
 
 def read(folder: Path, context: int, device: torch.device) -> Text:
     """The sources below a folder, in the order of their paths; ends the program with a line if they are too few."""
-    sources = library.sources(folder)
+    # Distributions of Python often leave its tests out; what others installed isn't the standard library.
+    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file())
+    sources = {name: (folder / name).read_bytes() for name in found if left_out.isdisjoint(name.split("/"))}
     held_out = {name: sources[name] for name in list(sources)[::HOLD_OUT_EVERY]}
     trained = b"".join(content for name, content in sources.items() if name not in held_out)
     judged_on = b"".join(held_out.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attnlab.base import paths
 from attnlab.readme import markers
-from attnlab.runs.tables import MODEL_TABLES, SHARED, TABLES, WHO, Column
+from attnlab.runs.tables import SHARED, TABLES, Column
 
 README = paths.ROOT / "data" / "README.md"
 
@@ -23,10 +23,8 @@ def current(text: str) -> str:
 
 def declared() -> dict[str, list[Column]]:
     """The columns of each table in the README, by the word in its markers."""
-    found = {"shared": list(SHARED), "models": list(WHO)}
-    found |= {table.name: [each for each in table.columns if each not in SHARED] for table in TABLES.values()}
-    models = {f"models_{table.name}": table.columns for table in MODEL_TABLES.values()}
-    return found | {name: [each for each in columns if each not in WHO] for name, columns in models.items()}
+    own = {table.name: [each for each in table.columns if each not in SHARED] for table in TABLES.values()}
+    return {"shared": list(SHARED)} | own
 
 
 def _table(columns: Iterable[Column]) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attnlab.measure.fp8.quantize import quantize
     from attnlab.measure.subjects.attend import attend
     from attnlab.measure.subjects.handles import kernel, peer, sdpa
-    from attnlab.measure.subjects.model import register
+    from attnlab.measure.subjects.huggingface import register
     from attnlab.measurement import check, measure
     from attnlab.profile import clocks, counters
     from attnlab.roofline import add_floor, add_work
@@ -37,7 +37,7 @@ _HOMES = {
     "measure.attention": ["attention"],
     "measure.fp8.quantize": ["quantize"],
     "measure.subjects.attend": ["attend"],
-    "measure.subjects.model": ["register"],
+    "measure.subjects.huggingface": ["register"],
     "profile": ["clocks", "counters"],
     "roofline": ["add_floor", "add_work"],
     "study.shapes": ["Shape"],

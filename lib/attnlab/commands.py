@@ -15,9 +15,8 @@ from attnlab.base import files, paths
 from attnlab.base.errors import Slower, UserError, suggestion
 from attnlab.base.version import VERSION
 from attnlab.compile import check
-from attnlab.runs import models as recorded
 from attnlab.runs import read, schema, write
-from attnlab.study import implementations, models, studies
+from attnlab.study import implementations, studies
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -35,8 +34,6 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII has no µ
     options = _parser().parse_args(arguments)
     try:
-        for named in ("run", "before", "after"):
-            schema.require_of_study(getattr(options, named, ""))
         options.command(options)
     except UserError as error:
         print(f"attnlab: {str(error).replace(chr(10), ' ')}", file=sys.stderr)
@@ -85,19 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="render a recorded run; measures nothing")
     report.add_argument("--run", default="", help="name of a run in data/; the published one without it")
     report.set_defaults(command=_report)
-    model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
-    model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
-    model.add_argument("--device", default="auto", choices=select_run.DEVICES, help="where to measure")
-    model.add_argument(
-        "--models", type=lambda text: text.split(","), help=f"some of {', '.join(models.MODELS)}, by commas"
-    )
-    for option, about in (("batch", "sizes of batches, by commas"), ("prompt", "tokens of a prompt, by commas")):
-        model.add_argument(f"--{option}", type=_sizes, help=about)
-    for option, about in (("tokens", "generated for a prompt"), ("rounds", "in a replicate"), ("replicates", "in all")):
-        model.add_argument(f"--{option}", type=int, help=about)
-    model.add_argument("--weights", default="", help="the folder of a model of one's own, in place of models")
-    model.add_argument("--text", default="", help="the file that its prompts are cut from, if not the standard library")
-    model.set_defaults(command=_model)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
     notebook.add_argument("name", help="such as 02_baseline")
     notebook.add_argument(
@@ -169,14 +153,6 @@ def _measure_alone(options: argparse.Namespace) -> None:
         print(statement(row))
 
 
-def _model(options: argparse.Namespace) -> None:
-    fields = ("models", "batch", "prompt", "tokens", "rounds", "replicates")
-    stated = {field: getattr(options, field) for field in fields}
-    name = select_run.modelled(options.run, options.device, stated, options.weights, options.text)
-    folder = paths.shown(schema.folder(recorded.run_of(name)))
-    print(f"recorded {folder}/; 09_model shows it in the report of any run on this device")
-
-
 def _close(options: argparse.Namespace) -> None:
     write.close_early(options.run)
     print(f"closed {paths.shown(schema.folder(options.run))}/")
@@ -206,7 +182,6 @@ def _notebook(options: argparse.Namespace) -> None:
     if len(values) < len(stated):
         raise UserError(f"-p states a parameter twice: leave one of {', '.join(options.parameters)} out")
     run = str(values.pop("run", ""))
-    schema.require_of_study(run)
     page = report.render(run, [options.name], parameters=values)
     print(f"rendered {paths.shown(page)}")
 
@@ -288,13 +263,6 @@ def _calibrate(options: argparse.Namespace) -> None:
 def _require_checkout() -> None:
     if not (paths.ROOT / "Makefile").is_file():
         raise UserError("this writes files of the project, and attnlab is installed here: run it in a checkout")
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"takes whole numbers, by commas, not {text!r}") from None
 
 
 def _pairs(text: str) -> list[str]:

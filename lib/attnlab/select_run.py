@@ -1,20 +1,15 @@
-"""Measures a study or a plan of models into a run: a new one, or one that was cut off."""
+"""Measures a study into a run: a new one, or one that was cut off."""
 
 import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnlab.base.errors import Outdated, UserError
-from attnlab.runs import dispatch, models, read, schema, write
-from attnlab.runs.manifest import ModelFields
+from attnlab.runs import read, write
 from attnlab.study import callables, studies
-from attnlab.study import models as stated_models
 from attnlab.study.studies import Study
-
-if TYPE_CHECKING:
-    from attnlab.measure.pretrained import Own
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -78,65 +73,6 @@ def tuned() -> Path:
     from attnlab.measure.session import tune
 
     return tune.tune()
-
-
-def modelled(name: str, device: str, stated: dict[str, Any], weights: str = "", text: str = "") -> str:
-    """Measure how models generate, and return the name of the record.
-
-    On a GPU `attend` goes by the dispatch table of the device, and is SDPA where there is none, as on a CPU.
-
-    Args:
-        name: the record to begin or to continue; empty to begin one.
-        stated: fields of the plan, as `models.plan` takes them.
-        weights: the folder of a model that is measured in place of those that are configured.
-        text: the file that its prompts are cut from; empty for the standard library.
-
-    Raises:
-        UserError: transformers is not installed, the plan can't be measured, or measuring was cut off.
-    """
-    devices, record = _measuring_half()
-    try:
-        from attnlab.measure.session.models import record_models
-    except ImportError as error:
-        why = "it is not installed" if error.name == "transformers" else str(error).splitlines()[0]
-        raise UserError(f"models need transformers: {why}; `make model` sets it up") from None
-    found = devices.resolve(device)
-    name = name or record.new_name(devices.describe(found))
-    stated = {field: value for field, value in stated.items() if value is not None}
-    own = _own(weights, text, stated.get("models"), found.type)
-    begun = (schema.folder(models.run_of(name)) / "manifest.json").is_file()
-    if begun and not stated:
-        plan = ModelFields.model_validate(read.read_manifest(models.run_of(name))).plan
-        plan = plan.model_copy(update={"models": [own.model], "text": own.text}) if own else plan
-    elif own:
-        known = {own.model.name: own.model}
-        plan = stated_models.plan(found.type, list(known), known, **{"dtype": own.dtype, "text": own.text} | stated)
-    else:
-        plan = stated_models.plan(found.type, **stated)
-    if own:
-        own.require_passages(plan)
-    table = _table_of(devices.describe(found)["name"]) if found.type == "cuda" else {}
-    record_models(name, plan, found, table, own=own)
-    return name
-
-
-def _own(weights: str, text: str, models: list[str] | None, kind: str) -> "Own | None":
-    """The model of one's own that is measured, if one is."""
-    from attnlab.measure import pretrained
-
-    if weights and models:
-        raise UserError("make model: weights are of a model of one's own, and models are configured: state one of them")
-    if text and not weights:
-        raise UserError("make model: a text is for a model of one's own: state its folder as weights")
-    return pretrained.read(weights, text, kind) if weights else None
-
-
-def _table_of(device_name: str) -> dict[str, str]:
-    """The dispatch table that `attend` goes by on this device; empty, with a line that says so, where there is none."""
-    found = dispatch.identity(device_name)
-    if not found:
-        print(f"no dispatch table of {device_name}: `attend` calls SDPA; `make dispatch` makes one", file=sys.stderr)
-    return found
 
 
 def _unfinished(study: Study, device: str) -> str:

@@ -47,8 +47,7 @@ def browser() -> Iterator[Any]:
 def pages(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the pages of a small run, which are rendered here."""
     folder = tmp_path_factory.mktemp("pages")
-    for name in (RUN, "models"):
-        shutil.copytree(paths.ROOT / "data" / name, folder / "data" / name, ignore=shutil.ignore_patterns(".cache"))
+    shutil.copytree(paths.ROOT / "data" / RUN, folder / "data" / RUN, ignore=shutil.ignore_patterns(".cache"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(folder / "data"))
         patch.setenv("ATTNLAB_REPORTS", os.fspath(folder / "reports"))

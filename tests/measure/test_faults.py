@@ -168,14 +168,13 @@ class Killed:
 
 WRITING = ("write", "fsync", "replace", "mkdir")
 """The operations on the disk that a full one refuses."""
-KINDS = pytest.mark.parametrize("within", ["", schema.OF_MODELS], ids=["study", "models"])
 SHARE = pytest.mark.parametrize("share", [0.06, pytest.param(1, marks=pytest.mark.faults)])
 """The share of the steps on the disk that is drawn: every one in `make faults`."""
 
 
 def drawn(name: str, share: float, only: tuple[str, ...] = ()) -> list[int]:
     """Record a run undisturbed, and draw from the steps on the disk that this took, counted from 1."""
-    schema.folder(name).parent.mkdir(parents=True, exist_ok=True)  # which the first run alone would do
+    paths.data().mkdir(parents=True, exist_ok=True)  # which the first run alone would do
     with pytest.MonkeyPatch.context() as patch:
         done = watch(patch, 0, forking.full, only)
         live(name)
@@ -197,13 +196,12 @@ def goes_on(name: str, whole: dict[str, pd.DataFrame]) -> None:
     shutil.rmtree(schema.folder(name))
 
 
-@KINDS
 @SHARE
-def test_killed_at_a_step_on_the_disk_a_run_goes_on(forks, data, within, share):
-    steps = drawn(f"{within}undisturbed", share)
-    whole = read.held(f"{within}undisturbed")[1]
+def test_killed_at_a_step_on_the_disk_a_run_goes_on(forks, data, share):
+    steps = drawn("undisturbed", share)
+    whole = read.held("undisturbed")[1]
     for step in steps:
-        name = f"{within}killed-{step}"
+        name = f"killed-{step}"
         status, said = forks.run(("kill_at", step), ("live", name))
         assert status == -signal.SIGKILL, said
         goes_on(name, whole)
@@ -307,13 +305,12 @@ def test_where_interrupts_are_ignored_they_are_ignored_by_all(held_up, study, da
 # A disk without room
 
 
-@KINDS
 @SHARE
-def test_a_disk_that_fills_at_a_step_loses_nothing_and_leaves_nothing_half(data, within, share):
-    steps = drawn(f"{within}undisturbed", share, WRITING)
-    whole = read.held(f"{within}undisturbed")[1]
+def test_a_disk_that_fills_at_a_step_loses_nothing_and_leaves_nothing_half(data, share):
+    steps = drawn("undisturbed", share, WRITING)
+    whole = read.held("undisturbed")[1]
     for step in steps:
-        name = f"{within}full-{step}"
+        name = f"full-{step}"
         with pytest.MonkeyPatch.context() as patch:
             done = watch(patch, step, forking.full, WRITING)
             with contextlib.suppress(OSError):

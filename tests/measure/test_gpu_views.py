@@ -1,5 +1,6 @@
 """Kernels on the views that models pass, on an NVIDIA GPU: `make test-gpu`."""
 
+import importlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,10 @@ import torch.nn.functional as F
 
 import attnlab
 from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.runs import schema
 from attnlab.study import ladder
-from attnlab.study.models import CANDIDATE, MODELS
 from attnlab.study.shapes import Shape
 
 pytest.importorskip("cupy")
@@ -211,26 +211,37 @@ def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, by_table, named, req
 
 
 def test_steps_of_a_model_after_a_static_cache_are_those_of_its_own_sdpa(monkeypatch):
-    model = pytest.importorskip("attnlab.measure.subjects.model", reason="transformers is not installed")
-    lengths = []
+    transformers = pytest.importorskip("transformers")
+    huggingface, lengths, found = importlib.import_module("attnlab.measure.subjects.huggingface"), [], {}
 
     def attend(*args, kv_lens):
         lengths.append(kv_lens)
         return attnlab.attend(*args, kv_lens=kv_lens)
 
-    monkeypatch.setattr(model, "attend", attend)
-    model.register(CANDIDATE, model.attention)
-    network = model.build(MODELS["tiny-llama"], 512, "float16", GPU)
+    monkeypatch.setattr(huggingface, "attend", attend)
+    attnlab.register()
+    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 512}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16).to(GPU)
+    network.eval().requires_grad_(False)
     prompts = torch.randint(512, (2, 300), generator=torch.Generator().manual_seed(1)).to(GPU)
-    found = {}
-    for attention in ("sdpa", CANDIDATE):
+    for attention in ("sdpa", "attnlab"):
         network.set_attn_implementation(attention)
-        steps = model.steps(network, prompts)
-        assert set(steps) == set(schema.STEPS.values())
-        found[attention] = steps.pop("drafted_us")()
-        for replay in steps.values():
-            replay()
-            logits = replay.__self__.held
-            torch.testing.assert_close(logits, found[attention][:, : logits.shape[1]], atol=5e-3, rtol=5e-3)
-    torch.testing.assert_close(found[CANDIDATE], found["sdpa"], atol=5e-3, rtol=5e-3)
+        cache = transformers.StaticCache(config=config, max_cache_len=308)
+        network(prompts, past_key_values=cache, logits_to_keep=1)
+
+        def step(tokens, cache=cache):
+            for layer in cache.layers:
+                layer.cumulative_length.fill_(300)
+            return network(prompts[:, :tokens], past_key_values=cache).logits
+
+        found[attention] = step(8)
+        for tokens in (1, 8):
+            step(tokens), step(tokens)  # work of first calls can't be captured
+            graph = torch.cuda.CUDAGraph()
+            with devices.no_garbage_collected(), torch.cuda.graph(graph):
+                logits = step(tokens)
+            graph.replay()
+            torch.testing.assert_close(logits, found[attention][:, :tokens], atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(found["attnlab"], found["sdpa"], atol=5e-3, rtol=5e-3)
     assert sum(given is not None for given in lengths) > 10

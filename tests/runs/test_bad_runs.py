@@ -17,7 +17,7 @@ from conftest import told
 from attnlab.base import documents, paths
 from attnlab.runs import manifest, methods, metrics, read, schema, write
 from attnlab.runs.held import Rows
-from attnlab.runs.tables import MODEL_TABLES, TABLES
+from attnlab.runs.tables import TABLES
 
 STUDY = small.study(
     implementations=["sdpa.auto", "sdpa.math"],
@@ -89,9 +89,9 @@ def spoiled(good: tuple[Tables, dict[str, Any]], spoil: Spoil) -> tuple[Tables, 
 
 def judged(tables: Tables, stated: dict[str, Any]) -> None:
     """Hold a run to what it says, as if it had been read from the folder ``one``."""
-    folder, declared = Path("one"), MODEL_TABLES if "plan" in stated else TABLES
+    folder = Path("one")
     held = {name: {folder / f"{name}.parquet": frame} for name, frame in tables.items()}
-    read.judge({name: Rows.joined(declared[name], folder, files) for name, files in held.items()}, stated)
+    read.judge({name: Rows.joined(TABLES[name], folder, files) for name, files in held.items()}, stated)
 
 
 def refused(judge: Callable[[], object]) -> str:
@@ -319,50 +319,10 @@ def test_a_synthetic_run_breaks_no_rule(data, recipe):
     assert read.load("whole").complete
 
 
-def test_a_good_run_breaks_no_rule(good, of_models):
+def test_a_good_run_breaks_no_rule(good):
     judged(*good)
-    judged(*of_models)
     # Who failed only after it was timed keeps its samples.
     judged(*spoiled(good, both(cell("cases", 0, status=schema.FAILED), cell("checks", 2, passed=False))))
-
-
-@pytest.fixture(scope="module")
-def of_models() -> tuple[Tables, dict[str, Any]]:
-    """The tables and the manifest of a complete run of models. Not to be changed."""
-    return {name: frame for name, _, frame in small.model_blocks()}, small.model_manifest() | {"complete": True}
-
-
-WORKLOAD = "tiny-gpt2 (1 × 8)"
-SDPA = f"transformers.sdpa in {WORKLOAD} in replicate 0"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        in_row("samples", 1, "first_us is -1.0 and has to be a finite number of at least 0.001", first_us=-1.0),
-        in_row("outputs", 0, f"{SDPA.replace('× 8', '× 9')} is not of the plan", prompt=9),
-        in_row("samples", 0, f"{SDPA} is in round 2, beyond those of the plan", round=2),
-        in_row("samples", 0, f"{SDPA} has 3 tokens that agree, and generated fewer", agreeing=3),
-        (keep("samples", lambda rows: rows.index != 1), f"samples.parquet: {SDPA} lacks round 1"),
-        (
-            keep("outputs", lambda rows: rows.index != 1),
-            f"outputs.parquet: attnlab.attend in {WORKLOAD} in replicate 0 is missing",
-        ),
-    ],
-)
-def test_a_table_that_no_run_of_models_can_hold_is_a_line_with_file_and_row(of_models, spoil, said):
-    assert refused(lambda: judged(*spoiled(of_models, spoil))) == said + RESTORE
-    stated = of_models[1] | {"complete": False}
-    tables = {name: frame.iloc[:0] for name, frame in of_models[0].items()}
-    judged(tables, stated)
-
-
-def test_a_manifest_that_no_run_of_models_can_have_is_a_line_with_its_field(of_models):
-    _, changed = spoiled(of_models, stated(plan__tokens=1))
-    said = "plan.tokens: input should be greater than or equal to 2, not 1"
-    begun = {"schema": schema.SCHEMA, "name": "one", "created": "2026-11-24T09:00:00+00:00"}
-    line = refused(lambda: manifest.require(begun | changed | {"complete": False}, "manifest.json"))
-    assert line == f"manifest.json: {said}: restore it from where the run came from"
 
 
 def test_at_other_values_checks_are_on_these_or_on_an_extreme(good):

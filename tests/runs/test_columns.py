@@ -9,7 +9,7 @@ from tools import data_readme
 
 from attnlab.base import rules
 from attnlab.runs import schema
-from attnlab.runs.tables import AXES, MODEL_TABLES, TABLES
+from attnlab.runs.tables import AXES, TABLES
 from attnlab.study.shapes import Shape
 
 
@@ -25,9 +25,7 @@ def test_the_axes_are_those_of_a_shape_and_the_tables_those_of_a_run():
     assert [field.name for field in dataclasses.fields(schema.Run)][2:] == [*TABLES, "ceilings"]
 
 
-@pytest.mark.parametrize(
-    "table", [*TABLES.values(), *MODEL_TABLES.values()], ids=[*TABLES, *map("models.{}".format, MODEL_TABLES)]
-)
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_a_table_has_its_types_also_where_it_is_empty_or_knows_nothing(table):
     stated = {column.name: column.dtype for column in table.columns}
     assert table.frame([]).dtypes.astype(str).to_dict() == stated

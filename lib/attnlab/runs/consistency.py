@@ -12,17 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
-from typing import Any
 
 import pandas as pd
 
 from attnlab.runs import schema
 from attnlab.runs.held import Rows
-from attnlab.runs.tables import WHO
 from attnlab.study import studies
-from attnlab.study.implementations import control
-from attnlab.study.models import BASELINE, CANDIDATE, Plan
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
@@ -30,7 +25,6 @@ from attnlab.study.values import NORMAL
 AXES, TIMING = list(Shape.AXES), list(schema.TIMING)
 BLOCK, FATE = [*AXES, "replicate"], [*schema.CASE, "replicate"]
 TIMED = [*FATE, *TIMING]
-WHO_OF_MODELS = [column.name for column in WHO]
 BLOCKS = "blocks"
 """The samples, a row for each case, timing and process: what holds for all samples of a block is looked at there."""
 MOST_ALIKE = 5
@@ -100,37 +94,6 @@ class OfStudy:
         return schema.replicate_key(row["replicate"]) if "replicate" in row else ""
 
 
-class OfModels:
-    """The tables of a run of models, and what its manifest says that they hold."""
-
-    def __init__(self, tables: Mapping[str, Rows], manifest: schema.Manifest) -> None:
-        self.tables, self.manifest = tables, manifest
-        self.plan = Plan.model_validate(manifest["plan"])
-
-    @cached_property
-    def asked(self) -> pd.DataFrame:
-        """Every model, batch, prompt, attention and replicate of the plan."""
-        plan = self.plan
-        names = [model.name for model in plan.models]
-        attentions = (BASELINE, CANDIDATE, control(BASELINE))
-        rows = product(names, set(plan.batch), set(plan.prompt), attentions, range(plan.replicates))
-        return pd.DataFrame(rows, columns=WHO_OF_MODELS)
-
-    @cached_property
-    def due(self) -> pd.DataFrame:
-        """What has to be here of that: all, or while it is measured nothing."""
-        return self.asked if self.manifest["complete"] else self.asked.iloc[:0]
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """The rounds of the plan."""
-        return pd.DataFrame({"round": range(self.plan.rounds)})
-
-    def key(self, row: schema.Row) -> str:
-        """The key of the block that a row is of."""
-        return schema.model_key(row["replicate"], row["model"])
-
-
 @dataclass(frozen=True)
 class Rule:
     """Something that no run may hold.
@@ -143,9 +106,9 @@ class Rule:
 
     tables: tuple[str, ...]
     words: str
-    broken: Callable[[Any, pd.DataFrame], pd.DataFrame]
+    broken: Callable[[OfStudy, pd.DataFrame], pd.DataFrame]
 
-    def require(self, facts: OfStudy | OfModels) -> None:
+    def require(self, facts: OfStudy) -> None:
         """Raise UserError at the first row that a run may not hold, or that it lacks."""
         for rows in map(facts.tables.__getitem__, self.tables):
             broken = self.broken(facts, rows.frame)
@@ -159,9 +122,8 @@ class Rule:
 
 def require(tables: Mapping[str, Rows], manifest: schema.Manifest) -> None:
     """Raise UserError at the first rule that a run breaks."""
-    facts, rules = (OfModels, MODEL_RULES) if "plan" in manifest else (OfStudy, RULES)
-    held = facts(tables, manifest)
-    for rule in rules:
+    held = OfStudy(tables, manifest)
+    for rule in RULES:
         rule.require(held)
 
 
@@ -185,9 +147,7 @@ def _named(row: schema.Row) -> str:
     shape = f"at {_shape(row)}" if "seq_len" in row else ""
     replicate = f"in replicate {row['replicate']}" if "replicate" in row else ""
     timing = f"under {row['clock']} {row['cache']}" if "clock" in row else ""
-    name = row.get("implementation") or row.get("attention")
-    workload = f"in {row['model']} ({row['batch']} × {row['prompt']})" if "prompt" in row else ""
-    said = " ".join(filter(None, [name, shape, workload, replicate, timing]))
+    said = " ".join(filter(None, [row.get("implementation"), shape, replicate, timing]))
     return said.removeprefix("at ").removeprefix("in ")
 
 
@@ -225,7 +185,7 @@ def _failed_before(run: OfStudy) -> pd.DataFrame:
     return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == schema.BEFORE)]
 
 
-def _same_turn(*block: str) -> Callable[[Any, pd.DataFrame], pd.DataFrame]:
+def _same_turn(*block: str) -> Callable[[OfStudy, pd.DataFrame], pd.DataFrame]:
     """Samples of a block, which has these columns in common, that took a turn that another took."""
     return lambda run, samples: samples[samples.duplicated([*block, "round", "position"])]
 
@@ -347,33 +307,4 @@ RULES = (
     Rule(("stream",), "didn't answer request {position}", _unanswered),
     Rule(("stream",), "answers request {position}, which is of another shape", _of_another_shape),
 )
-"""What no run of a study may hold."""
-MODEL_RULES = (
-    Rule(
-        ("samples", "outputs", "kernels"),
-        "is not of the plan",
-        lambda run, rows: anti_join(rows, run.asked, WHO_OF_MODELS),
-    ),
-    Rule(
-        ("samples",),
-        "is in round {round}, beyond those of the plan",
-        lambda run, rows: anti_join(rows, run.rounds, ["round"]),
-    ),
-    Rule(
-        ("samples",),
-        "is at position {position} of round {round}, where another is",
-        _same_turn("model", "batch", "prompt", "replicate"),
-    ),
-    Rule(
-        ("samples",),
-        "has {agreeing} tokens that agree, and generated fewer",
-        lambda run, samples: samples[samples["agreeing"] > samples["batch"] * run.plan.tokens],
-    ),
-    Rule(
-        ("samples",),
-        "lacks round {round}",
-        lambda run, samples: anti_join(run.due.merge(run.rounds, how="cross"), samples, [*WHO_OF_MODELS, "round"]),
-    ),
-    Rule(("outputs",), "is missing", lambda run, outputs: anti_join(run.due, outputs, WHO_OF_MODELS)),
-)
-"""What no run of models may hold."""
+"""What no run may hold."""

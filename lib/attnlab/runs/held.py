@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.runs.schema import MODELS, PARTS, of_shape
+from attnlab.runs.schema import PARTS, of_shape
 from attnlab.runs.tables import Column, Table
 from attnlab.study.shapes import Shape
 
@@ -108,13 +108,12 @@ def refusal(path: Path, said: str, where: str = "") -> UserError:
 def _measured_again(part: Path) -> str:
     """How to have a part measured again: with whatever else is measured with it."""
     table, key = part.name.rstrip("*").split(".")[:2]
-    run, within = part.parent.parent.name, part.parents[2].name
-    together, command = f"{key}.*", "make model" if within == MODELS else "make measure"
-    if within != MODELS and table in OF_SHAPE:
+    run, together = part.parent.parent.name, f"{key}.*"
+    if table in OF_SHAPE:
         together = f"{of_shape(key)}*"
     elif table == "processes":
         together = key.split("-")[0] + "*"
-    return f"delete {paths.shown(part.with_name(f'*.{together}'))}, and `{command} RUN={run}` measures that again"
+    return f"delete {paths.shown(part.with_name(f'*.{together}'))}, and `make measure RUN={run}` measures that again"
 
 
 def _shown(value: Any) -> str:

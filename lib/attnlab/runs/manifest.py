@@ -1,6 +1,6 @@
 """What a manifest says of its run: its fields, their types and ranges, and what they say of each other."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
@@ -9,16 +9,17 @@ from attnlab.base.errors import UserError
 from attnlab.base.rules import GATE_FACTOR
 from attnlab.base.texts import first_odd
 from attnlab.runs.schema import IMPLEMENTATION, NAME, TIME, Manifest
-from attnlab.runs.tables import MODEL_TABLES, TABLES
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 from attnlab.study.ladder import Recorded
-from attnlab.study.models import Plan
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
 """The name of a ceiling; those of matrix products end with their dtype."""
+FILES = tuple(f"{table}.parquet" for table in TABLES)
+"""The files that a complete run has, besides its manifest."""
 FREE = frozenset(
     ("title", "hypothesis", "how", "why", "telemetry", "tool", "command", "converted", "unavailable", "captured")
 )
@@ -121,17 +122,13 @@ class Profile(Part):
     command: str
 
 
-class Common(Part):
-    """What the manifest of a run of any kind says.
+class Fields(Part):
+    """What the manifest of a run says.
 
     Attributes:
         converted: how it came into this layout, if it was recorded in another.
     """
 
-    files_of: ClassVar[tuple[str, ...]]
-    """The files that a complete run has."""
-    packages_of: ClassVar[tuple[str, ...]] = ("torch",)
-    """The packages whose versions it states."""
     schema_: Annotated[int, Field(ge=1, alias="schema")]
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     created: Time
@@ -147,49 +144,6 @@ class Common(Part):
     sources: dict[str, Hash]
     files: dict[str, Hash] = {}
     converted: str = ""
-
-    @model_validator(mode="after")
-    def _states_files_and_packages(self) -> "Common":
-        if self.complete and not self.finished:
-            raise UserError("the field 'finished' is missing")
-        if self.finished and self.finished < self.created:
-            raise UserError("finished: it is before 'created'")
-        began, order = self.created.isoformat()[:19], self.order[:19]
-        if self.order and order != began and not (order > began and self.order.endswith("+")):
-            raise UserError(f"order: {self.order!r} is neither 'created' nor that of a newer run and a '+'")
-        if missing := [name for name in self.packages_of if name not in self.environment.packages]:
-            raise UserError(f"environment.packages: the version of {missing[0]} is missing")
-        for name in self.files:
-            if name not in self.files_of:
-                raise UserError(f"files: {name!r} is no table of a run; tables are {', '.join(self.files_of)}")
-        if self.complete and (missing := [name for name in self.files_of if name not in self.files]):
-            raise UserError(f"files: {missing[0]} is missing")
-        return self
-
-
-class ModelFields(Common):
-    """The manifest of a run of models that generate.
-
-    Attributes:
-        tick_us: the step of the host's clock.
-        dispatch: the table that `attend` went by, as `dispatch.identity` gives it, in older records in full; empty or
-            None without one, as on a CPU.
-        queued: whether the host launched a CUDA graph while the device was busy, so that its time doesn't count in the
-            step.
-    """
-
-    files_of = tuple(f"{table}.parquet" for table in MODEL_TABLES)
-    packages_of = ("torch", "transformers")
-    tick_us: NotNegative
-    plan: Plan
-    dispatch: dict[str, Any] | None
-    queued: bool = False
-
-
-class Fields(Common):
-    """The manifest of a run of a study."""
-
-    files_of = tuple(f"{table}.parquet" for table in TABLES)
     telemetry: Words
     ceilings: dict[Named, Ceiling]
     clocks: Clocks
@@ -202,6 +156,24 @@ class Fields(Common):
     captured: dict[str, Hash] = {}
     profile: Profile | None = None
     closed_early: Closed | None = None
+
+    @model_validator(mode="after")
+    def _states_files_and_packages(self) -> "Fields":
+        if self.complete and not self.finished:
+            raise UserError("the field 'finished' is missing")
+        if self.finished and self.finished < self.created:
+            raise UserError("finished: it is before 'created'")
+        began, order = self.created.isoformat()[:19], self.order[:19]
+        if self.order and order != began and not (order > began and self.order.endswith("+")):
+            raise UserError(f"order: {self.order!r} is neither 'created' nor that of a newer run and a '+'")
+        if "torch" not in self.environment.packages:
+            raise UserError("environment.packages: the version of torch is missing")
+        for name in self.files:
+            if name not in FILES:
+                raise UserError(f"files: {name!r} is no table of a run; tables are {', '.join(FILES)}")
+        if self.complete and (missing := [name for name in FILES if name not in self.files]):
+            raise UserError(f"files: {missing[0]} is missing")
+        return self
 
     @model_validator(mode="after")
     def _agrees(self) -> "Fields":
@@ -233,8 +205,7 @@ class Fields(Common):
 
 def require(manifest: Manifest, where: str) -> None:
     """Raise UserError unless this is what the manifest of a run holds; `where` names it in the message."""
-    fields: type[Common] = ModelFields if "plan" in manifest else Fields
     advice = ": restore it from where the run came from"
     if odd := first_odd(manifest, FREE):
         raise UserError(f"{where}: {odd[0]}: {odd[1][:60]!r} has to be plain: letters, digits and signs{advice}")
-    validated(fields, manifest, where, advice=advice)
+    validated(Fields, manifest, where, advice=advice)

@@ -15,34 +15,31 @@ from attnlab.base.errors import UserError, suggestion
 from attnlab.runs import consistency, schema
 from attnlab.runs.held import Rows, refusal
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.tables import Table, of
+from attnlab.runs.tables import TABLES, Table
 from attnlab.study import studies, values
 
 JUDGED: set[str] = set()
 """The seals of runs that were checked against what they say. A seal covers every table."""
 
 
-def names(within: str = "") -> list[str]:
-    """All runs, the newest last, whatever its clock said; those of models `within` their folder."""
-    order = {f"{within}{path.parent.name}": _order(path) for path in paths.data().glob(f"{within}*/manifest.json")}
+def names() -> list[str]:
+    """All runs, the newest last, whatever its clock said."""
+    order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json")}
     return sorted(order, key=lambda name: (order[name], name))
 
 
-def newest_order(within: str) -> str:
+def newest_order() -> str:
     """By what the newest run is put in order; empty where there is none."""
-    return max(map(_order, paths.data().glob(f"{within}*/manifest.json")), default="")
+    return max(map(_order, paths.data().glob("*/manifest.json")), default="")
 
 
-def manifests(
-    refused: Callable[[UserError], object] = lambda error: None, within: str = ""
-) -> Iterator[tuple[str, schema.Manifest]]:
+def manifests(refused: Callable[[UserError], object] = lambda error: None) -> Iterator[tuple[str, schema.Manifest]]:
     """The runs that can be read, the newest first, each with its manifest.
 
     Args:
         refused: called with the reason for each run that can't be read.
-        within: where they are, as for `names`.
     """
-    for name in reversed(names(within)):
+    for name in reversed(names()):
         try:
             yield name, read_manifest(name)
         except UserError as error:
@@ -57,14 +54,13 @@ def load(name: str) -> schema.Run:
             no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
     name = str(name)  # a caller may take digits for a number
-    schema.require_of_study(name)
     manifest, frames = held(name)
     pyarrow.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
     return schema.Run(name, manifest, **frames)
 
 
 def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
-    """The manifest and the tables of a run of any kind; raises UserError as `load`."""
+    """The manifest and the tables of a run; raises UserError as `load`."""
     manifest = read_manifest(name)
     tables: dict[str, Rows] = {}
     if not manifest["complete"]:
@@ -73,7 +69,7 @@ def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
         # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
         manifest = read_manifest(name)
     if manifest["complete"]:
-        tables = {table.name: _whole_table(name, manifest, table) for table in of(name).values()}
+        tables = {table.name: _whole_table(name, manifest, table) for table in TABLES.values()}
     elif not (schema.folder(name) / schema.PARTS).is_dir():
         raise UserError(f"the run {name!r} is not complete, and its folder {schema.PARTS}/ is missing: restore it")
     elif not tables:
@@ -89,7 +85,7 @@ def judge(tables: dict[str, Rows], manifest: schema.Manifest) -> None:
     """Raise UserError at the first thing in tables that no run can hold, or that something else of the run contradicts.
 
     Args:
-        tables: all that a run of its kind has.
+        tables: all that a run has.
     """
     for rows in tables.values():
         rows.require_valid()
@@ -120,7 +116,7 @@ def read_manifest(name: str) -> schema.Manifest:
         raise UserError(f"{where} has schema {version}, this attnlab reads {reads}: {advice}")
     if manifest.get("seal") != documents.digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
-    with suppress(TypeError, KeyError):  # a run of models, or what is wrong is said next
+    with suppress(TypeError, KeyError):  # what is wrong is said next
         stated = manifest["study"]
         manifest["study"] = stated | {"sweeps": studies.spelled_out(stated["sweeps"], values.RECORDED_ALL)}
     require_manifest(manifest, where)
@@ -161,7 +157,7 @@ def tables_of_parts(name: str) -> dict[str, Rows]:
         mine = [part for part in there if part.name.startswith(f"{table.name}.")]
         return Rows.joined(table, parts, {part: _frame(_verified(part), part) for part in mine})
 
-    return {table.name: joined(table) for table in of(name).values()}
+    return {table.name: joined(table) for table in TABLES.values()}
 
 
 def part(name: str, table: str, key: str) -> pd.DataFrame:

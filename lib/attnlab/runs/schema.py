@@ -27,16 +27,6 @@ TOO_LONG = "one call takes"
 """How the reason begins why a case was skipped whose call takes longer than the study allows."""
 BEFORE, AFTER = MOMENTS = ("before", "after")
 """When a case is checked: before or after it is timed."""
-FIRST, REST = PHASES = ("first token", "later tokens")
-"""What a generation is timed in."""
-STEPS = {
-    "8 drafted tokens": "drafted_us",
-    "8 drafted tokens, CUDA graph": "drafted_graph_us",
-    "one token, CUDA graph": "graph_us",
-}
-"""Single steps after a prompt that a model is timed in besides, each with the column that holds its time."""
-GRAPHS = [column for step, column in STEPS.items() if "CUDA graph" in step]
-"""The columns of steps that are replays."""
 LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
 PARTS = "parts"
@@ -67,11 +57,6 @@ def of_shape(block: str) -> str:
 def implementation_key(name: str) -> str:
     """The key of the block of one implementation, without dots, as a key ends at the first."""
     return name.replace(".", "-")
-
-
-def model_key(replicate: int, model: str) -> str:
-    """The key of the blocks of one model in one replicate."""
-    return f"{replicate_key(replicate)}-{model}".replace(".", "_")  # names of blocks have dots of their own
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,9 +105,6 @@ class Run:
         return bool(self.manifest["complete"])
 
 
-MODELS = "models"
-OF_MODELS = f"{MODELS}/"
-"""How the names of runs begin that record how models generate; they lie in a folder of their own."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """The names that runs may have. Programs that are handed paths take other characters for their own."""
 IMPLEMENTATION = re.compile(r"[A-Za-z]\w*(\.\w+)+")
@@ -131,37 +113,28 @@ TIME = re.compile(r"\d{4}-\d\d-\d\d\S*")
 """How runs state when they began, by which they are put in order."""
 PART = re.compile(r"\w+\.[\w-]+\.[0-9a-f]{16}\.parquet")
 """The names of parts: table, key of the block, and the start of the hash of what is in it."""
-TAKEN = (paths.REFERENCE.name, "dispatch", MODELS)
-"""Folders beside the runs: what others published, dispatch tables, and records of models that generate."""
+TAKEN = (paths.REFERENCE.name, "dispatch", "models")
+"""Folders beside the runs: what others published, dispatch tables, and the frames of notebook 09."""
 
 
 def folder(name: str) -> Path:
-    """The folder of the run `name`, whether or not it exists; a run of models is called ``models/<name>``.
+    """The folder of the run `name`, whether or not it exists.
 
     Raises:
         UserError: no run can have this name.
     """
-    own = name.removeprefix(OF_MODELS)
     where = paths.shown(paths.data())
-    if not own:
+    if not name:
         raise UserError(f"no run is named: RUN=<name> names a folder in {where}/")
-    if own != Path(own).name or own.startswith("."):
-        raise UserError(f"{own!r} can't be the name of a run: name a folder in {where}/, without the path to it")
-    if not NAME.fullmatch(own):
+    if name != Path(name).name or name.startswith("."):
+        raise UserError(f"{name!r} can't be the name of a run: name a folder in {where}/, without the path to it")
+    if not NAME.fullmatch(name):
         raise UserError(
-            f"{own!r} can't be the name of a run: use letters, digits and '_', from the second on also '-' and '.'"
+            f"{name!r} can't be the name of a run: use letters, digits and '_', from the second on also '-' and '.'"
         )
-    if own in TAKEN:
-        raise UserError(f"{own!r} can't be the name of a run: data/{own}/ holds no run; choose another name")
+    if name in TAKEN:
+        raise UserError(f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name")
     return paths.data() / name
-
-
-def require_of_study(name: str) -> None:
-    """Raise UserError where a record of models is named, and a run of a study has to be."""
-    if name.startswith(OF_MODELS):
-        raise UserError(
-            f"{name!r} is in the folder of what `make model` records: name a run of a study, by its name alone"
-        )
 
 
 def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:

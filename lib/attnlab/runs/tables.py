@@ -28,7 +28,7 @@ from attnlab.runs.kinds import (
     one_of,
     whole,
 )
-from attnlab.runs.schema import MOMENTS, OF_MODELS, OLDEST, PHASES, STATUSES, STEPS, Row
+from attnlab.runs.schema import MOMENTS, OLDEST, STATUSES, Row
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
 
@@ -381,64 +381,3 @@ TABLES = {
     for table in (SAMPLES, CHECKS, CASES, PROCESSES, RESOURCES, PROFILE, STREAM, PANEL, RESIDENCY, ENDURANCE)
 }
 """Every table of a run, by its name."""
-WHO = (
-    Column("model", NAME, "the model", key=True),
-    Column("batch", SIZE, "sequences", key=True),
-    Column("prompt", SIZE, "tokens of each prompt", key=True),
-    Column("attention", NAME, "`transformers.sdpa`, `attnlab.attend` or the control", key=True),
-    REPLICATE,
-)
-"""The columns that each table of a run of models has."""
-KERNELS = Table(
-    "kernels",
-    "a row per attention, phase, workload and replicate",
-    (
-        *WHO,
-        Column("phase", one_of(PHASES), "the tokens that were generated", key=True),
-        Column("attention_us", AT_LEAST_0, "the time of the kernels of attention; on a CPU the host's time"),
-        Column("total_us", AT_LEAST_0, "the time of all kernels, likewise"),
-    ),
-)
-OUTPUTS = Table(
-    "outputs",
-    "a row per attention, workload and replicate",
-    (
-        *WHO,
-        Column(
-            "max_error",
-            ERROR,
-            "largest absolute error of the logits at the last token of the prompts, against the same weights in the "
-            "dtype `reference`",
-        ),
-        Column("mean_error", ERROR, "mean absolute error, likewise"),
-        Column("reference", NAME, "the dtype of the reference"),
-        Column(
-            "ran",
-            TEXT,
-            "the kernel that ran the longest in the first layer's attention over the prompts; on a CPU an operator",
-        ),
-    ),
-)
-GENERATIONS = Table(
-    "samples",
-    "a row per generation",
-    (
-        *WHO,
-        Column("round", COUNT, "the round within the replicate", key=True),
-        Column("position", COUNT, "the place within the round's random order"),
-        Column("first_us", LATENCY, "from the call to the first token of every sequence, by the host's clock"),
-        Column("rest_us", LATENCY, "from then to the last token, likewise"),
-        Column("agreeing", COUNT, "tokens that are those of `transformers.sdpa` in the same round"),
-        *(
-            Column(column, LATENCY, f"of a step after a prompt in a static cache: {step}", empty=True, since=8)
-            for step, column in STEPS.items()
-        ),
-    ),
-)
-MODEL_TABLES = {table.name: table for table in (KERNELS, OUTPUTS, GENERATIONS)}
-"""Every table of a run of models, by its name. A block's samples are written last."""
-
-
-def of(run: str) -> dict[str, Table]:
-    """The tables of the run of this name, by theirs."""
-    return MODEL_TABLES if run.startswith(OF_MODELS) else TABLES

@@ -23,7 +23,7 @@ from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
 from attnlab.runs.read import judge, newest_order, read_manifest, tables_of_parts
 from attnlab.runs.schema import PARTS, SCHEMA, Manifest, folder, short_hash
-from attnlab.runs.tables import of
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 
 LAST = ("cases", "panel")
@@ -42,7 +42,7 @@ def create(name: str, manifest: Manifest) -> None:
     target = folder(name)
     (target / PARTS).mkdir(parents=True, exist_ok=True)
     created = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
-    newest = newest_order(name[: name.rfind("/") + 1])
+    newest = newest_order()
     order = created if created > newest else f"{newest}+"
     begun = {"schema": SCHEMA, "name": target.name, "created": created, **manifest, "order": order, "complete": False}
     _write_manifest(target, begun)
@@ -252,5 +252,5 @@ def _write_manifest(target: Path, manifest: Manifest) -> None:
 
 def _drafts(name: str) -> list[str]:
     """Names of temporary files that a killed process had not yet renamed."""
-    files = ["manifest.json", BEGUN, *(f"{table}.parquet" for table in of(name))]
+    files = ["manifest.json", BEGUN, *(f"{table}.parquet" for table in TABLES)]
     return [path.name for file in files for path in folder(name).glob(f".{file}.*.tmp")]

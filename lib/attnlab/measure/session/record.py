@@ -182,24 +182,17 @@ def _duration(seconds: float) -> str:
 
 def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, Any]:
     stated = {
+        "attnlab": VERSION,
+        "commit": _commit(),
+        "command": command,
+        "sources": sources.digests(__name__),
+        "rules": rules.recorded(),
         "study": study.model_dump(mode="json"),
         "ladder": [rung.model_dump(mode="json") for rung in ladder.among(study.implementations)],
         "kernels": tuning.hashes(study.implementations, found["device"]["name"]),
         "dispatch": _dispatched(study, found["device"]["name"]),
     }
-    return begun(command, __name__, found | stated)
-
-
-def begun(command: str, module: str, found: schema.Manifest) -> schema.Manifest:
-    """The manifest of a run of any kind that begins.
-
-    Args:
-        command: what a user types for it.
-        module: what measures it, with all that it imports.
-        found: the fields of the machine, and those of this kind of run.
-    """
-    measured_by = {"attnlab": VERSION, "commit": _commit(), "command": command, "sources": sources.digests(module)}
-    return measured_by | found | {"rules": rules.recorded()}
+    return found | stated
 
 
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
