@@ -24,15 +24,9 @@ import numpy as np
 import pandas as pd
 from published import RUN
 
-from attnlab import select_run
+from attnlab import frames, report, select_run
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.infer import cases as infer_cases
-from attnlab.infer import results
-from attnlab.paper import render as paper_render
-from attnlab.runs import read as runs_read
-from attnlab.runs import schema
-from attnlab.runs.tables import TABLES
 from attnlab.study import implementations, studies
 
 TEN = Path(__file__).with_name("ten.yaml")
@@ -68,7 +62,7 @@ def _benchmarks(folder: str) -> list[tuple]:
     return [
         (f"read {RUN}", {}, "read"),
         (f"infer from {RUN}", {}, "infer"),
-        (f"infer from and render {RUN}", {}, "render"),
+        (f"render {RUN}", {}, "render"),
         *((f"infer from {cases} cases, {REPLICATES} x {ROUNDS} samples", {}, "cases", str(cases)) for cases in CASES),
         (f"measure {study} on {device}", {"ATTNLAB_DATA": f"{folder}/data"}, "measure", device, study),
         ("the tests", {}, "tests"),
@@ -158,48 +152,40 @@ def _study() -> tuple[str, str]:
 
 def read() -> None:
     """Read the recorded run and check it against its manifest."""
-    runs_read.load(RUN)
+    frames.load(RUN)
 
 
 def infer() -> None:
-    """Infer from the recorded run, from nothing."""
-    infer_cases.infer(runs_read.load(RUN))
+    """Summarize and compare the recorded run, from nothing."""
+    run = frames.load(RUN)
+    baseline = run.manifest["study"]["baseline"]
+    samples = run.samples.assign(run="")  # of no run in data/, so that nothing is kept
+    frames.summarize(samples)
+    frames.compare(samples, baseline)
 
 
 def cases(count: str) -> None:
-    """Infer from so many cases that were never measured, from nothing."""
-    run = made_up(int(count))
-    assert len(results.of(run).table) == int(count)
+    """The same of so many cases that were never measured."""
+    samples = made_up(int(count))
+    assert len(frames.summarize(samples)) == int(count)
+    frames.compare(samples, implementations.SDPA[0])
 
 
-def made_up(count: int) -> schema.Run:
-    """A run that is not complete, so that nothing is kept, with the manifest of the recorded one."""
-    manifest = runs_read.read_manifest(RUN)
-    names, timing = list(implementations.SDPA), {"clock": "device", "cache": "warm"}
-    axes = {"heads": 8, "seq_len": 512, "head_dim": 64, "dtype": "float16"}
+def made_up(count: int) -> pd.DataFrame:
+    """Samples of so many cases, in µs: noise of processes, and of samples with their neighbours."""
+    names = list(implementations.SDPA)
     batches = list(range(1, count // len(names) + 1))
-    target = axes | {"batch": 1}
-    sweeps = {"batch": [axes | {"batch": batches}]}
-    study = manifest["study"] | {"implementations": names, "baseline": names[0], "timings": [timing]}
-    study |= {"target": target, "sweeps": sweeps, "replicates": REPLICATES}
-    rows = pd.MultiIndex.from_product(
-        [names, batches, range(REPLICATES), range(ROUNDS)], names=["implementation", "batch", "replicate", "round"]
-    ).to_frame(index=False)
-    rows = rows.assign(**axes, **timing, causal=False, process="", launches=8, throttled=False, sm_clock_mhz=1980)
-    rows = rows.assign(started_s=rows["round"] / 100)
+    keys = ["implementation", "batch", "replicate", "round"]
+    rows = pd.MultiIndex.from_product([names, batches, range(REPLICATES), range(ROUNDS)], names=keys)
     noise = np.random.default_rng(0).standard_normal((len(rows) // ROUNDS, ROUNDS))
-    # What processes do differently, and what samples have in common with their neighbours.
     noise += noise[:, :1] + np.roll(noise, 1, axis=1)
-    samples = rows.assign(latency_us=50 * np.exp(0.01 * noise.ravel()))
-    measured = samples[samples["round"] == 0].assign(status=schema.MEASURED)
-    tables = dict.fromkeys(TABLES, pd.DataFrame())
-    tables |= {"samples": samples, "cases": measured[[*schema.CASE, "replicate", "status"]]}
-    return schema.Run("made up", manifest | {"study": study, "complete": False}, **tables)
+    axes = {"heads": 8, "seq_len": 512, "head_dim": 64}
+    return rows.to_frame(index=False).assign(**axes, launches=8, latency_us=50 * np.exp(0.01 * noise.ravel()))
 
 
 def render() -> None:
-    """Render the recorded run, the inference included."""
-    paper_render.render(RUN)
+    """Render the recorded run."""
+    report.render(RUN)
 
 
 def tests() -> None:

@@ -236,7 +236,7 @@ def _tables(html: str) -> str:
             tag.attrs = {name: value for name, value in tag.attrs.items() if name in ATTRIBUTES.split()}
     for table in soup.find_all("table"):  # whose box scrolls where it is wide: by keys too
         if table.parent and table.parent.name == "div":
-            table.parent.attrs = {"role": "region", "aria-label": "table", "tabindex": "0"} | table.parent.attrs
+            table.parent.attrs = {**{"role": "region", "aria-label": "table", "tabindex": "0"}, **table.parent.attrs}
     return str(soup)
 
 

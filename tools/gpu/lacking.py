@@ -8,9 +8,9 @@ run joins the others in ``make dispatch RUN=... REPLACE=1``.
 import argparse
 
 import yaml
-from attnlab.infer.choices import axes
 
 from attnlab.base.errors import UserError
+from attnlab.choices import axes
 from attnlab.runs import dispatch
 from attnlab.study import studies
 

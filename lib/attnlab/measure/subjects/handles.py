@@ -119,7 +119,8 @@ class SourceKernel:
         _require_gpu(self.name)
         if q.ndim != 4 or not q.shape == k.shape == v.shape:
             raise Unsupported(f"{self.name} takes as many heads and keys of K and V as of Q")
-        shape = Shape(*q.shape, causal=causal, dtype=str(q.dtype).removeprefix("torch."))
+        batch, heads, seq_len, head_dim = q.shape
+        shape = Shape(batch, heads, seq_len, head_dim, causal, str(q.dtype).removeprefix("torch."))
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         output = torch.empty_like(q)
         addresses = [np.uint64(tensor.data_ptr()) for tensor in (q, k, v, output)]
