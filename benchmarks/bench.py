@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from published import RUN
 
-from attnlab import frames, report, select_run
+from attnlab import frames, measurement, report
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.study import implementations, studies
@@ -198,7 +198,7 @@ def tests() -> None:
 
 def measure(device: str, study: str) -> None:
     """Measure a study into a run that is thrown away."""
-    select_run.measured("", studies.load(study), device)
+    measurement.measured("", studies.load(study), device)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -11,7 +11,7 @@ import pytest
 import synthetic
 from conftest import tiny_study
 
-from attnlab import __main__, commands, select_run
+from attnlab import __main__, commands, measurement
 from attnlab.base import paths
 
 
@@ -92,7 +92,7 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
         asked.append(arguments)
         return arguments[0]
 
-    monkeypatch.setattr(select_run, "measured", measured)
+    monkeypatch.setattr(measurement, "measured", measured)
     begin(tiny_study(), "there")
     assert __main__.main(["measure", "--run", "there", "--device", "cpu"]) == 0
     assert __main__.main(["measure", "--run", "there", "--device", "cpu", "--long"]) == 0
@@ -107,7 +107,7 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(select_run, "measured", interrupted)
+    monkeypatch.setattr(measurement, "measured", interrupted)
     assert __main__.main(["measure", "--study", "quick"]) == 130
     assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
 
@@ -115,10 +115,10 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
         raise OSError(28, "No space left on device", "/data/x")
 
     elsewhere = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
-    monkeypatch.setattr(select_run, "measured", full)
+    monkeypatch.setattr(measurement, "measured", full)
     kept = f"; what was recorded is kept; {elsewhere}"
     assert said(capsys, "measure", "--study", "quick") == f"No space left on device: /data/x{kept}"
-    monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(measurement, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert said(capsys, "measure", "--study", "quick") == f"No space left{kept}"
 
 

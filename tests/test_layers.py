@@ -21,13 +21,13 @@ LAYERS = (
     ("frames", "profile"),
     ("choices", "export", "tables"),
     ("autotune", "explorer", "plot"),
-    ("readme", "report", "select_run"),
-    ("commands", "measurement"),
+    ("measurement", "readme", "report"),
+    ("commands",),
     ("__main__",),
 )
 """A room may import those of earlier layers; rooms of one layer don't import each other."""
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
-LAZY = {"autotune", "measurement", "select_run", "(names)"}
+LAZY = {"autotune", "measurement", "(names)"}
 """Rooms that import the measuring half, and only within functions: a laptop may lack torch."""
 MOST_MODULES = 18
 
@@ -110,7 +110,7 @@ def test_only_functions_import_the_half_that_measures():
 
 def test_the_walk_sees_what_there_is_to_see():
     assert "torch" in imported("attnlab.measure.session.worker", everywhere=False)
-    assert "attnlab.measure.session.record" in imported("attnlab.select_run")
+    assert "attnlab.measure.session.record" in imported("attnlab.measurement")
     assert {"attnlab.stats", "attnlab.runs.read"} < reached("report") | reached("frames")
     assert ("attnlab.commands", "attnlab.report") in ARROWS
 

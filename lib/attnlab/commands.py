@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from attnlab import select_run
+from attnlab import measurement
 from attnlab.base import files, paths
 from attnlab.base.errors import Slower, UserError, suggestion
 from attnlab.base.version import VERSION
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("measure", help="measure a study into a new run, or continue a run that was cut off")
     measure.add_argument("--run", default="", help="name of a run in data/")
     measure.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
-    measure.add_argument("--device", default="auto", choices=select_run.DEVICES, help="where to measure")
+    measure.add_argument("--device", default="auto", choices=measurement.DEVICES, help="where to measure")
     measure.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
     measure.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
     measure.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     kernels.set_defaults(command=lambda options: check.check(options.rung))
     about = "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU"
     tune = commands.add_parser("tune", help=about)
-    tune.set_defaults(command=lambda options: print(f"wrote {paths.shown(select_run.tuned())}"))
+    tune.set_defaults(command=lambda options: print(f"wrote {paths.shown(measurement.tuned())}"))
     commands.add_parser("calibrate", help="simulate how often the inference is wrong").set_defaults(command=_calibrate)
     return parser
 
@@ -131,10 +131,10 @@ def _measure(options: argparse.Namespace) -> str:
     elif options.run and not stated and (begun := write.begun(options.run)):
         study = studies.parse(begun["study"], options.run)
     else:
-        stated = stated or select_run.default_study(options.device, bool(options.gpus or options.scheduler))
+        stated = stated or measurement.default_study(options.device, bool(options.gpus or options.scheduler))
         study = studies.load(stated)
     where = options.gpus, options.scheduler
-    name = select_run.measured(options.run, study, options.device, options.long, *where, stated=stated)
+    name = measurement.measured(options.run, study, options.device, options.long, *where, stated=stated)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
 

@@ -506,5 +506,5 @@ def test_without_dask_it_says_so_and_all_else_works(data, write_study, capsys, m
         "SCHEDULER sets it up"
     )
     program = "import sys; sys.modules['distributed'] = sys.modules['dask'] = None; "
-    program += "import attnlab.select_run, attnlab.measure.session.record"
+    program += "import attnlab.measurement, attnlab.measure.session.record"
     subprocess.run([sys.executable, "-c", program], check=True)

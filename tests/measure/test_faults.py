@@ -27,7 +27,7 @@ from conftest import SAMPLE, TINY, Quickly, files_of, held, tiny_study, told
 from forks import BLOCKS, Fork, Forks, live, watch
 from test_measure import ANSWERS, Nvml
 
-from attnlab import report, select_run
+from attnlab import measurement, report
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import devices, telemetry
@@ -480,7 +480,7 @@ def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkey
     assert read.names() == ["c", "a", "b"]
     created = [read.read_manifest(name)["created"] for name in read.names()]
     assert created == sorted(created, reverse=True)
-    assert select_run._unfinished(tiny_study(), "Imaginary X1") == "b"
+    assert measurement._unfinished(tiny_study(), "Imaginary X1") == "b"
     # It is put right in part: still before the first of them, but after the last.
     write.create("0", small.manifest(created="2026-11-21T10:30:00+00:00"))
     assert read.names() == ["c", "a", "b", "0"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import EVERY_TIMING, Quickly, gated, timed, tiny_study, told
 
-from attnlab import select_run
+from attnlab import measurement
 from attnlab.base import paths
 from attnlab.base.errors import Outdated
 from attnlab.measure.instruments import environment
@@ -294,7 +294,7 @@ def test_a_run_begins_with_the_hashes_and_goes_on_only_with_the_same_files(data,
 def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch, own, stated):
     monkeypatch.setattr(record, "record", lambda *given: given[-1])
     study = tiny_study(implementations=["sdpa.auto", *own])
-    assert select_run.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
+    assert measurement.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
 
 
 def interrupted(job):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from conftest import SAMPLE, Quickly, tiny_study, told
 
-from attnlab import select_run
+from attnlab import measurement
 from attnlab.base import paths, rules, sources
 from attnlab.base.errors import UserError
 from attnlab.measure import processes
@@ -222,7 +222,7 @@ def threaded(monkeypatch, unlocked):
 def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
     study = tiny_study(replicates=1)
     name = begin(study)
-    assert select_run.measured("", study, "cpu") == name
+    assert measurement.measured("", study, "cpu") == name
     assert f"{name}: going on where it was cut off\n" in capsys.readouterr().err
     assert len(read.load(name).samples) == 60
 
@@ -233,7 +233,7 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
     begin(study, environment=machine["environment"] | ({"hash": 64 * "0"} if what == "environment" else {}))
     if what == "dispatch table":
         monkeypatch.setattr(record, "_dispatched", lambda *_: {"run": "another"})
-    name = select_run.measured("", study, "cpu", stated="/elsewhere/a study.yaml")
+    name = measurement.measured("", study, "cpu", stated="/elsewhere/a study.yaml")
     assert name.startswith("cpu-")
     assert read.load(name).complete
     assert read.read_manifest(name)["command"] == "make measure STUDY='a study.yaml' DEVICE=cpu"
@@ -243,6 +243,6 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
 
 def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
     path = write_study(replicates=1)
-    stated = read.read_manifest(select_run.measured("", studies.load(path), "cpu"))["study"]
+    stated = read.read_manifest(measurement.measured("", studies.load(path), "cpu"))["study"]
     assert stated == studies.load(path).model_dump(mode="json")
     assert stated["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
