@@ -91,7 +91,7 @@ def test_its_gradients_are_those_that_torch_finds(write_module):
     ("text", "said"),
     [
         ("def atention(): pass", "/own.py has no 'attention'; did you mean 'atention'?"),
-        ("attention = 3", "/own.py: 'attention' is of type int, and no function"),
+        ("attention = 3", "/own.py: attention is of type int, and no function"),
         ("def attention(q, k, v): pass", "/own.py: attention(q, k, v) has to take (q, k, v, causal, scale)"),
         ("import tritno", "/own.py can't be imported: ModuleNotFoundError: No module named 'tritno'"),
         ("def attention(:", "/own.py can't be imported: SyntaxError: invalid syntax (own.py, line 1)"),
