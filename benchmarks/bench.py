@@ -141,7 +141,7 @@ def _held(pid: int) -> int:
 
 def _study() -> tuple[str, str]:
     """Device and study to measure here."""
-    from attnlab.measure.instruments import devices  # here, so that no benchmark but this one imports torch
+    from attnlab.measuring.instruments import devices  # here, so that no benchmark but this one imports torch
 
     try:
         devices.resolve("cuda")

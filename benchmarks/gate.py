@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from attnlab.base import paths
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.subjects import inputs
-from attnlab.measure.subjects.implementation import Implementation
-from attnlab.measure.subjects.oracle import masked
-from attnlab.measure.subjects.outputs import each
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.subjects import inputs
+from attnlab.measuring.subjects.implementation import Implementation
+from attnlab.measuring.subjects.oracle import masked
+from attnlab.measuring.subjects.outputs import each
+from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.study.shapes import Shape
 
 AT_ONCE = 50

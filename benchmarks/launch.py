@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 import attnlab
-from attnlab.measure.subjects import attend, best, inputs
-from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.measure.subjects.launch import layout
+from attnlab.measuring.subjects import attend, best, inputs
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.measuring.subjects.launch import layout
 from attnlab.study.shapes import Shape
 
 TINY = Shape(1, 1, 64, 64)

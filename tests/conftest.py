@@ -84,7 +84,7 @@ def gated(call, shape, device="cpu"):
     """
     import pandas as pd
 
-    from attnlab.measure.session.checks import check_all
+    from attnlab.measuring.session.checks import check_all
 
     session, windows, subject = subjected(call, shape, device)
     rows = [row for moment in ("before", "after") for row in check_all(session, shape, [subject], windows, moment)]
@@ -98,10 +98,10 @@ def timed(call, shape, timing, device="cpu", samples=100):
     """
     import torch
 
-    from attnlab.measure.clocks import cuda_events
-    from attnlab.measure.gate.reference_check import ReferenceCheck
-    from attnlab.measure.session.checks import check_all
-    from attnlab.measure.session.rounds import Rounds
+    from attnlab.measuring.clocks import cuda_events
+    from attnlab.measuring.gate.reference_check import ReferenceCheck
+    from attnlab.measuring.session.checks import check_all
+    from attnlab.measuring.session.rounds import Rounds
 
     session, windows, subject = subjected(call, shape, device, samples=samples)
     rounding = subject.implementation.rounding
@@ -116,12 +116,12 @@ def subjected(call, shape, device, **study):
     """A session, the inputs of a shape, and an implementation, or a function as one, that is bound to them."""
     import torch
 
-    from attnlab.measure.clocks import cuda_events
-    from attnlab.measure.instruments.telemetry import Telemetry
-    from attnlab.measure.session.subject import Job, Session, Subject
-    from attnlab.measure.subjects.case import Case
-    from attnlab.measure.subjects.implementation import Implementation
-    from attnlab.measure.subjects.inputs import Windows
+    from attnlab.measuring.clocks import cuda_events
+    from attnlab.measuring.instruments.telemetry import Telemetry
+    from attnlab.measuring.session.subject import Job, Session, Subject
+    from attnlab.measuring.subjects.case import Case
+    from attnlab.measuring.subjects.implementation import Implementation
+    from attnlab.measuring.subjects.inputs import Windows
 
     alone = {"target": shape.axes, "sweeps": {"alone": shape.axes}}
     job = Job("none", tiny_study(**alone | study), device, 0, (shape,), "")
@@ -134,7 +134,7 @@ def subjected(call, shape, device, **study):
 
 def quick_survey(device: str, study: studies.Study) -> dict:
     """`worker.survey`, with ceilings from a product so small that it takes no time."""
-    from attnlab.measure.session import ceilings, worker
+    from attnlab.measuring.session import ceilings, worker
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ceilings, "CPU_MATRIX", 64)
@@ -146,7 +146,7 @@ def small_copy(device) -> dict:
     """`ceilings._copy` of 1 MiB."""
     import torch
 
-    from attnlab.measure.session import ceilings
+    from attnlab.measuring.session import ceilings
 
     source = torch.ones(2**20, dtype=torch.int8)
     target = torch.empty_like(source)
@@ -227,7 +227,7 @@ def data(tmp_path, monkeypatch) -> Path:
 @pytest.fixture(scope="session")
 def recorded(session_data) -> str:
     """The name of a run of `tiny_study`, recorded in this process. Read-only: all tests of a session share it."""
-    from attnlab.measure.session import record
+    from attnlab.measuring.session import record
 
     with pytest.MonkeyPatch.context() as patch, torch_as_it_was():
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
@@ -302,7 +302,7 @@ def unlocked():
 @pytest.fixture
 def locked(unlocked):
     """A locked environment, put back afterwards."""
-    from attnlab.measure.instruments import environment
+    from attnlab.measuring.instruments import environment
 
     environment.lock()
 
@@ -312,7 +312,7 @@ def locked_gpu():
     """A locked environment for every test of a module on a GPU, put back afterwards."""
     import torch
 
-    from attnlab.measure.instruments import devices, environment
+    from attnlab.measuring.instruments import devices, environment
 
     with torch_as_it_was():
         environment.lock()
@@ -325,7 +325,7 @@ def released():
     """Leaves no memory of a GPU held for the next test."""
     import torch
 
-    from attnlab.measure.instruments import devices
+    from attnlab.measuring.instruments import devices
 
     yield
     devices.release(torch.device("cuda"))
@@ -333,7 +333,7 @@ def released():
 
 def forget_choices(monkeypatch):
     """Has `attend` know of no table and no tuned layout, as in a new process; afterwards, what it knew before."""
-    from attnlab.measure.subjects import attend
+    from attnlab.measuring.subjects import attend
 
     known = {"_table": None, "_tuned": {}, "_looked": False, "_prepared": {}, "_last": attend._NOTHING}
     for name, value in known.items():
@@ -359,7 +359,7 @@ def by_table(monkeypatch, data):
     """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
     import torch
 
-    from attnlab.measure.subjects import attend
+    from attnlab.measuring.subjects import attend
     from attnlab.runs import dispatch
     from attnlab.study import ladder
 

@@ -25,8 +25,8 @@ import small
 
 from attnlab import __main__
 from attnlab.base import files
-from attnlab.measure import processes
-from attnlab.measure.instruments import environment
+from attnlab.measuring import processes
+from attnlab.measuring.instruments import environment
 from attnlab.runs import read, schema, write
 
 TESTS = Path(__file__).parent

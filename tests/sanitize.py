@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 from attnlab.base import paths
-from attnlab.measure.fp8.quantize import E4M3, quantize
-from attnlab.measure.subjects import inputs, rungs
-from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measuring.fp8.quantize import E4M3, quantize
+from attnlab.measuring.subjects import inputs, rungs
+from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung
 from attnlab.study.shapes import Shape

@@ -248,7 +248,7 @@ def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> d
         "study": study.model_dump(mode="json"),
         "missing_clocks": [] if gpu else [str(t) for t in study.timings if t.clock == "device"],
         "rules": rules.recorded(),
-        "sources": {"measure/clocks/cuda_events.py": "5" * 64},
+        "sources": {"measuring/clocks/cuda_events.py": "5" * 64},
         "ladder": [_rung(name) for name in RUNGS if f"kernel.{name}" in study.implementations],
         "dispatch": {},
         "kernels": {name: "7" * 64 for name in study.implementations if name.startswith("kernel.")},

@@ -176,15 +176,15 @@ def test_a_variable_that_is_empty_names_no_folder(monkeypatch):
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])
 def test_without_torch_measuring_says_what_is_missing(capsys, data, monkeypatch, name):
-    for module in [module for module in sys.modules if module.startswith("attnlab.measure")]:
+    for module in [module for module in sys.modules if module.startswith("attnlab.measuring")]:
         monkeypatch.delitem(sys.modules, module)
     import attnlab
 
-    monkeypatch.delattr(attnlab, "measure", raising=False)
+    monkeypatch.delattr(attnlab, "measuring", raising=False)
 
     class Missing:
         def find_spec(self, wanted, path=None, target=None):
-            if wanted == "attnlab.measure":
+            if wanted == "attnlab.measuring":
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])

@@ -17,7 +17,7 @@ LAYERS = (
     ("base",),
     ("stats", "study"),
     ("compile", "runs", "simulate"),
-    ("cache", "measure", "roofline"),
+    ("cache", "measuring", "roofline"),
     ("frames", "profile"),
     ("choices", "export", "tables"),
     ("autotune", "explorer", "plot"),
@@ -95,7 +95,7 @@ def reached(of: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("of", [room for room in LEVELS if room not in LAZY | {"measure", "commands", "__main__"}])
+@pytest.mark.parametrize("of", [room for room in LEVELS if room not in LAZY | {"measuring", "commands", "__main__"}])
 def test_what_reads_a_run_imports_nothing_that_measures_or_writes(of):
     barred = re.compile(r"(torch|cupy|triton|pynvml|attnlab\.measure)(\.|$)" + r"|attnlab\.runs\.write$")
     assert {name for module in reached(of) for name in imported(module) if barred.match(name)} == set()
@@ -103,14 +103,14 @@ def test_what_reads_a_run_imports_nothing_that_measures_or_writes(of):
 
 def test_only_functions_import_the_half_that_measures():
     for module, other in ARROWS:
-        if room(other) == "measure" and room(module) != "measure":
+        if room(other) == "measuring" and room(module) != "measuring":
             assert room(module) in LAZY
             assert other not in imported(module, everywhere=False)
 
 
 def test_the_walk_sees_what_there_is_to_see():
-    assert "torch" in imported("attnlab.measure.session.worker", everywhere=False)
-    assert "attnlab.measure.session.record" in imported("attnlab.measurement")
+    assert "torch" in imported("attnlab.measuring.session.worker", everywhere=False)
+    assert "attnlab.measuring.session.record" in imported("attnlab.measurement")
     assert {"attnlab.stats", "attnlab.runs.read"} < reached("report") | reached("frames")
     assert ("attnlab.commands", "attnlab.report") in ARROWS
 
@@ -123,13 +123,13 @@ def test_no_folder_holds_more_than_can_be_taken_in():
 
 def test_a_recorded_run_is_read_without_torch(data):
     synthetic.write("there", synthetic.LONELY)
-    modules = [name for name in MODULES if room(name) != "measure" and name != "attnlab.runs.write"]
+    modules = [name for name in MODULES if room(name) != "measuring" and name != "attnlab.runs.write"]
     program = (
         "import importlib, sys\n"
         f"for name in {modules}: importlib.import_module(name)\n"
         "from attnlab import load\n"
         "print(len(load('there').samples))\n"
-        "print(sorted({'torch', 'cupy', 'pynvml', 'attnlab.measure'} & set(sys.modules)))\n"
+        "print(sorted({'torch', 'cupy', 'pynvml', 'attnlab.measuring'} & set(sys.modules)))\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.stderr == ""

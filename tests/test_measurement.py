@@ -7,8 +7,8 @@ import torch
 from conftest import told
 
 from attnlab import frames
-from attnlab.measure.subjects.handles import kernel, peer, sdpa
 from attnlab.measurement import check, measure
+from attnlab.measuring.subjects.handles import kernel, peer, sdpa
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import sweep
 

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from attnlab.base import paths
-from attnlab.measure.fp8 import accuracy
+from attnlab.measuring.fp8 import accuracy
 from attnlab.study import values
 from attnlab.study.shapes import Shape
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from attnlab.base import paths
     from attnlab.explorer import explore
     from attnlab.frames import compare, compare_runs, control, load, summarize, target, where, worst
-    from attnlab.measure.attention import attention
-    from attnlab.measure.fp8.quantize import quantize
-    from attnlab.measure.subjects.attend import attend
-    from attnlab.measure.subjects.handles import kernel, peer, sdpa
-    from attnlab.measure.subjects.huggingface import register
     from attnlab.measurement import check, measure
+    from attnlab.measuring.attention import attention
+    from attnlab.measuring.fp8.quantize import quantize
+    from attnlab.measuring.subjects.attend import attend
+    from attnlab.measuring.subjects.handles import kernel, peer, sdpa
+    from attnlab.measuring.subjects.huggingface import register
     from attnlab.profile import clocks, counters
     from attnlab.roofline import add_floor, add_work
     from attnlab.study.shapes import Shape
@@ -31,13 +31,13 @@ _HOMES = {
     "autotune": ["tune"],
     "explorer": ["explore"],
     "measurement": ["check", "measure"],
-    "measure.subjects.handles": ["kernel", "peer", "sdpa"],
+    "measuring.subjects.handles": ["kernel", "peer", "sdpa"],
     "study.studies": ["sweep"],
     "frames": ["compare", "compare_runs", "control", "load", "summarize", "target", "where", "worst"],
-    "measure.attention": ["attention"],
-    "measure.fp8.quantize": ["quantize"],
-    "measure.subjects.attend": ["attend"],
-    "measure.subjects.huggingface": ["register"],
+    "measuring.attention": ["attention"],
+    "measuring.fp8.quantize": ["quantize"],
+    "measuring.subjects.attend": ["attend"],
+    "measuring.subjects.huggingface": ["register"],
     "profile": ["clocks", "counters"],
     "roofline": ["add_floor", "add_work"],
     "study.shapes": ["Shape"],

@@ -18,7 +18,7 @@ from attnlab.study.implementations import FALLBACK
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnlab.measure.autotune import Timed
+    from attnlab.measuring.autotune import Timed
 
 _lock = RLock()
 _refused: set[str] = set()
@@ -71,8 +71,8 @@ def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: flo
     """
     import torch
 
-    from attnlab.measure import autotune
-    from attnlab.measure.subjects import attend
+    from attnlab.measuring import autotune
+    from attnlab.measuring.subjects import attend
 
     with _lock:
         timed = autotune.take(q, k, v, causal, scale, choices.CLOCKS)
@@ -94,7 +94,7 @@ def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: flo
 
 def ensure(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool, scale: float | None) -> None:
     """Tune a layout that was not; a warning says why if that can't be done, once for each layout."""
-    from attnlab.measure.subjects import attend
+    from attnlab.measuring.subjects import attend
 
     with _lock:
         words = attend.layout_words(q, k, v, causal, scale)

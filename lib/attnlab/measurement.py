@@ -88,11 +88,11 @@ def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -
 
 
 def _checks(session: Any, shape: Shape, implementation: Any, device: Any) -> list[schema.Row]:
-    from attnlab.measure.session.checks import check_all
-    from attnlab.measure.session.subject import Subject, drop_all
-    from attnlab.measure.subjects.case import Case
-    from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
-    from attnlab.measure.subjects.inputs import Windows
+    from attnlab.measuring.session.checks import check_all
+    from attnlab.measuring.session.subject import Subject, drop_all
+    from attnlab.measuring.subjects.case import Case
+    from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, attempt
+    from attnlab.measuring.subjects.inputs import Windows
 
     subject, rows = Subject(implementation, Case(implementation.call, implementation.selected)), []
     try:
@@ -114,10 +114,10 @@ def _checks(session: Any, shape: Shape, implementation: Any, device: Any) -> lis
 
 def _session(shapes: list[Shape], device: str, attention: Attention) -> tuple[Any, Any, Any]:
     """The device, a session of no run for these shapes, and the function as an implementation."""
-    from attnlab.measure.instruments import devices
-    from attnlab.measure.instruments.telemetry import Telemetry
-    from attnlab.measure.session.subject import Job, Session
-    from attnlab.measure.subjects import registry
+    from attnlab.measuring.instruments import devices
+    from attnlab.measuring.instruments.telemetry import Telemetry
+    from attnlab.measuring.session.subject import Job, Session
+    from attnlab.measuring.subjects import registry
 
     name = str(getattr(attention, "name", "") or getattr(attention, "__name__", type(attention).__name__))
     found = devices.resolve(device)
@@ -244,7 +244,7 @@ def measured(
         if stated and callables.among(study.implementations):
             stack.enter_context(studies.modules_beside(stated))
         if gpus or scheduler:
-            from attnlab.measure.cluster import start
+            from attnlab.measuring.cluster import start
 
             executor = stack.enter_context(start.fleet(gpus, scheduler, wanted))
             described = executor.device
@@ -273,7 +273,7 @@ def measured(
 def tuned() -> Path:
     """Tune `kernel.best` for the GPU that is here; returns the file of the choices."""
     _measuring_half()
-    from attnlab.measure.session import tune
+    from attnlab.measuring.session import tune
 
     return tune.tune()
 
@@ -300,8 +300,8 @@ def _here(kind: str) -> dict[str, Any]:
 def _measuring_half() -> tuple[Any, Any]:
     # Measuring needs torch, rendering a recorded run doesn't.
     try:
-        from attnlab.measure.instruments import devices
-        from attnlab.measure.session import record
+        from attnlab.measuring.instruments import devices
+        from attnlab.measuring.session import record
     except ImportError as error:
         raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
     return devices, record

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.base import sources
-from attnlab.measure.session import record
+from attnlab.measuring.session import record
 
 RECORD = record.__name__
 LOADED = """
@@ -51,8 +51,12 @@ def test_all_that_recording_loads_is_covered():
 
 def test_measuring_reaches_what_it_runs_in_other_processes_and_languages_and_nothing_that_infers():
     reached = set(sources.digests(RECORD))
-    assert {name.split("/")[0] for name in reached} == {"base", "compile", "measure", "runs", "study"}
-    assert {"measure/clocks/external_tools.py", "measure/instruments/counters.py", "measure/gate/poison.cu"} <= reached
+    assert {name.split("/")[0] for name in reached} == {"base", "compile", "measuring", "runs", "study"}
+    assert {
+        "measuring/clocks/external_tools.py",
+        "measuring/instruments/counters.py",
+        "measuring/gate/poison.cu",
+    } <= reached
 
 
 def test_imports_are_followed_wherever_they_stand(package):

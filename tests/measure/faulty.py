@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from attnlab.measure.session import worker
-from attnlab.measure.session.subject import Job
+from attnlab.measuring.session import worker
+from attnlab.measuring.session.subject import Job
 from attnlab.runs import write
 
 FLAGS, GO_ON = "ATTNLAB_TEST_FLAGS", "go on"

@@ -15,8 +15,8 @@ import distributed
 import faulty
 from conftest import small_copy
 
-from attnlab.measure import processes
-from attnlab.measure.session import ceilings, record
+from attnlab.measuring import processes
+from attnlab.measuring.session import ceilings, record
 
 
 def scheduler(file: str) -> None:

@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 import attnlab
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.instruments import environment
-from attnlab.measure.subjects import attend, inputs, rungs
-from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measuring.instruments import environment
+from attnlab.measuring.subjects import attend, inputs, rungs
+from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import dispatch
 from attnlab.study.shapes import Shape
 

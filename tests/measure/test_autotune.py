@@ -15,13 +15,13 @@ import attnlab
 from attnlab import autotune
 from attnlab.base.errors import UserError
 from attnlab.choices import CLOCKS
-from attnlab.measure import autotune as measured
-from attnlab.measure.clocks import cuda_events, originals
-from attnlab.measure.instruments import environment
-from attnlab.measure.subjects import attend, sdpa
-from attnlab.measure.subjects.case import Replay
-from attnlab.measure.subjects.implementation import Implementation
-from attnlab.measure.subjects.oracle import composed
+from attnlab.measuring import autotune as measured
+from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.instruments import environment
+from attnlab.measuring.subjects import attend, sdpa
+from attnlab.measuring.subjects.case import Replay
+from attnlab.measuring.subjects.implementation import Implementation
+from attnlab.measuring.subjects.oracle import composed
 from attnlab.runs import tuned
 
 CONTROL = "control.sdpa.auto"

@@ -9,10 +9,10 @@ import torch
 from conftest import tiny_study
 
 from attnlab.base.errors import Outdated
-from attnlab.measure.clocks import external_tools, in_process
-from attnlab.measure.instruments import environment, tool
-from attnlab.measure.session import load, once, panel
-from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measuring.clocks import external_tools, in_process
+from attnlab.measuring.instruments import environment, tool
+from attnlab.measuring.session import load, once, panel
+from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import methods, read, schema, write
 from attnlab.runs.tables import TABLES
 

@@ -28,13 +28,13 @@ from forks import Fork, Forks
 
 from attnlab import __main__ as command_line
 from attnlab.base.errors import UserError
-from attnlab.measure.session import record
-from attnlab.measure.session.subject import Job
+from attnlab.measuring.session import record
+from attnlab.measuring.session.subject import Job
 from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
 distributed = pytest.importorskip("distributed")
-from attnlab.measure.cluster import fleet, remote, run_sync  # noqa: E402
+from attnlab.measuring.cluster import fleet, remote, run_sync  # noqa: E402
 
 FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
 
@@ -506,5 +506,5 @@ def test_without_dask_it_says_so_and_all_else_works(data, write_study, capsys, m
         "SCHEDULER sets it up"
     )
     program = "import sys; sys.modules['distributed'] = sys.modules['dask'] = None; "
-    program += "import attnlab.measurement, attnlab.measure.session.record"
+    program += "import attnlab.measurement, attnlab.measuring.session.record"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -12,7 +12,7 @@ import small
 from conftest import tiny_study
 
 from attnlab import profile
-from attnlab.measure.instruments import counters
+from attnlab.measuring.instruments import counters
 from attnlab.runs import metrics, read, write
 from attnlab.runs.tables import TABLES
 from attnlab.study.shapes import Shape
@@ -158,7 +158,7 @@ def test_what_every_replicate_measured_is_profiled_once(begun, ncu, tmp_path):
     assert "--clock-control none" in asked[0]
     assert ",".join(metrics.COUNTERS) in asked[0]
     assert told["command"].startswith("ncu --clock-control none")
-    assert 'python -m attnlab.measure.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
+    assert 'python -m attnlab.measuring.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
     counters.take(begun, tiny_study(), "cuda")
     assert len((tmp_path / "asked").read_text().splitlines()) == 1
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from conftest import TINY, tiny_study
 
-from attnlab.measure.clocks import originals
-from attnlab.measure.session import estimate
-from attnlab.measure.session.estimate import Cost
-from attnlab.measure.subjects import registry
-from attnlab.measure.subjects.implementation import Implementation
+from attnlab.measuring.clocks import originals
+from attnlab.measuring.session import estimate
+from attnlab.measuring.session.estimate import Cost
+from attnlab.measuring.subjects import registry
+from attnlab.measuring.subjects.implementation import Implementation
 
 CPU = torch.device("cpu")
 

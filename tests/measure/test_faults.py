@@ -30,8 +30,8 @@ from test_measure import ANSWERS, Nvml
 from attnlab import measurement, report
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
-from attnlab.measure.instruments import devices, telemetry
-from attnlab.measure.session import record, worker
+from attnlab.measuring.instruments import devices, telemetry
+from attnlab.measuring.session import record, worker
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.measure.peers import flashinfer, plans
-from attnlab.measure.peers.flashinfer import Pages
-from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.measure.subjects.sdpa import sdpa
+from attnlab.measuring.peers import flashinfer, plans
+from attnlab.measuring.peers.flashinfer import Pages
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.measuring.subjects.sdpa import sdpa
 
 
 def drawn(batch: int, heads: int, length: int, layout: str) -> Tensor:

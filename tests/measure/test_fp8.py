@@ -13,9 +13,9 @@ import torch
 import attnlab
 from attnlab.base import paths
 from attnlab.compile import nvrtc
-from attnlab.measure.fp8 import accuracy, quantizing
-from attnlab.measure.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
-from attnlab.measure.subjects import oracle
+from attnlab.measuring.fp8 import accuracy, quantizing
+from attnlab.measuring.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
+from attnlab.measuring.subjects import oracle
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 

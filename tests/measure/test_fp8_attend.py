@@ -11,13 +11,13 @@ from conftest import told
 import attnlab
 from attnlab.base import paths
 from attnlab.compile import check
-from attnlab.measure.fp8 import accuracy
-from attnlab.measure.fp8.attend import attend
-from attnlab.measure.fp8.quantize import E4M3, quantize
-from attnlab.measure.subjects import oracle, rungs
-from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.measure.subjects.launch import ScaledMaps
-from attnlab.measure.subjects.problem import AllScales, Problem
+from attnlab.measuring.fp8 import accuracy
+from attnlab.measuring.fp8.attend import attend
+from attnlab.measuring.fp8.quantize import E4M3, quantize
+from attnlab.measuring.subjects import oracle, rungs
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.measuring.subjects.launch import ScaledMaps
+from attnlab.measuring.subjects.problem import AllScales, Problem
 from attnlab.study import implementations, ladder, tuning
 
 

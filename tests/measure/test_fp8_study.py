@@ -6,16 +6,16 @@ import pytest
 import torch
 from conftest import gated, timed, told
 
-from attnlab.measure.fp8 import accuracy
-from attnlab.measure.fp8.quantize import SCALES, quantize, rounded
-from attnlab.measure.fp8.subjects import SUBJECTS
-from attnlab.measure.gate.reference_check import ReferenceCheck
-from attnlab.measure.session.checks import gate_of
-from attnlab.measure.session.requests import _answered
-from attnlab.measure.subjects import oracle, outputs, registry, sdpa
-from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import Implementation, Unsupported
-from attnlab.measure.subjects.inputs import Windows, draw
+from attnlab.measuring.fp8 import accuracy
+from attnlab.measuring.fp8.quantize import SCALES, quantize, rounded
+from attnlab.measuring.fp8.subjects import SUBJECTS
+from attnlab.measuring.gate.reference_check import ReferenceCheck
+from attnlab.measuring.session.checks import gate_of
+from attnlab.measuring.session.requests import _answered
+from attnlab.measuring.subjects import oracle, outputs, registry, sdpa
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import Implementation, Unsupported
+from attnlab.measuring.subjects.inputs import Windows, draw
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

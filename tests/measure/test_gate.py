@@ -11,13 +11,13 @@ from conftest import gated
 from test_remembering import OffByARounding
 
 from attnlab.compile import check, nvrtc
-from attnlab.measure.gate import alone, rounding
-from attnlab.measure.gate.check import Check, Error
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.session import checks as checking
-from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
-from attnlab.measure.subjects.implementation import Implementation, by_sequence
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measuring.gate import alone, rounding
+from attnlab.measuring.gate.check import Check, Error
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.session import checks as checking
+from attnlab.measuring.subjects import inputs, oracle, outputs, sdpa
+from attnlab.measuring.subjects.implementation import Implementation, by_sequence
+from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import schema
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape

@@ -10,15 +10,15 @@ import torch
 from conftest import gated, told
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnlab.measure.gate.check import OUTPUTS, Check, Error
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.peers import subjects as peers
-from attnlab.measure.session import checks as checking
-from attnlab.measure.session import rows
-from attnlab.measure.subjects import attend, inputs, outputs, sdpa
-from attnlab.measure.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
-from attnlab.measure.subjects.oracle import of_each_head
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measuring.gate.check import OUTPUTS, Check, Error
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.peers import subjects as peers
+from attnlab.measuring.session import checks as checking
+from attnlab.measuring.session import rows
+from attnlab.measuring.subjects import attend, inputs, outputs, sdpa
+from attnlab.measuring.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
+from attnlab.measuring.subjects.oracle import of_each_head
+from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import schema
 from attnlab.study.shapes import Shape
 from attnlab.study.values import NORMAL, STANDARD

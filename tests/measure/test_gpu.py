@@ -8,15 +8,15 @@ import pytest
 import torch
 from conftest import EVERY_TIMING
 
-from attnlab.measure.clocks import cuda_events
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import devices, environment, inspection, telemetry
-from attnlab.measure.instruments.telemetry import Telemetry
-from attnlab.measure.session import ceilings, wgmma
-from attnlab.measure.subjects import inputs
-from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.instruments import devices, environment, inspection, telemetry
+from attnlab.measuring.instruments.telemetry import Telemetry
+from attnlab.measuring.session import ceilings, wgmma
+from attnlab.measuring.subjects import inputs
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 

@@ -14,13 +14,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
-from attnlab.measure.gate import ordering
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import inspection
-from attnlab.measure.peers import cudnn
-from attnlab.measure.subjects import attend, inputs, registry
-from attnlab.measure.subjects.implementation import Unsupported, attempt
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measuring.gate import ordering
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.instruments import inspection
+from attnlab.measuring.peers import cudnn
+from attnlab.measuring.subjects import attend, inputs, registry
+from attnlab.measuring.subjects.implementation import Unsupported, attempt
+from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import tuned
 from attnlab.study.shapes import Shape
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import attnlab
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.subjects import inputs, problem, rungs
-from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.subjects import inputs, problem, rungs
+from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 

@@ -6,11 +6,11 @@ from conftest import timed
 
 import attnlab
 from attnlab.base.rules import GATE_FACTOR
-from attnlab.measure.fp8 import accuracy, quantizing, subjects
-from attnlab.measure.fp8.quantize import E4M3, LARGEST, ROTATED, Quantized, quantize
-from attnlab.measure.gate.check import Error
-from attnlab.measure.subjects import inputs, oracle, outputs, registry
-from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measuring.fp8 import accuracy, quantizing, subjects
+from attnlab.measuring.fp8.quantize import E4M3, LARGEST, ROTATED, Quantized, quantize
+from attnlab.measuring.gate.check import Error
+from attnlab.measuring.subjects import inputs, oracle, outputs, registry
+from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

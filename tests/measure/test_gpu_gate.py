@@ -10,11 +10,11 @@ import pytest
 import torch
 from conftest import EVERY_TIMING, gated, timed
 
-from attnlab.measure.gate import ordering, poison
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import devices
-from attnlab.measure.subjects import inputs, maps, outputs, rungs
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measuring.gate import ordering, poison
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.subjects import inputs, maps, outputs, rungs
+from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

@@ -12,13 +12,13 @@ import torch
 from conftest import Quickly, tiny_study
 from ladders import SOURCE, TILE, rung
 
-from attnlab.measure.clocks import cuda_events
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import devices
-from attnlab.measure.session import record, tune
-from attnlab.measure.subjects import inputs, maps, registry, rungs
-from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import Broken, Unsupported
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.session import record, tune
+from attnlab.measuring.subjects import inputs, maps, registry, rungs
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.runs import read, schema
 from attnlab.runs.tables import TABLES
 from attnlab.study import ladder, tuning

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.measure.clocks import external_tools, warm
-from attnlab.measure.clocks.canary import Canary
-from attnlab.measure.session import load, panel
+from attnlab.measuring.clocks import external_tools, warm
+from attnlab.measuring.clocks.canary import Canary
+from attnlab.measuring.session import load, panel
 from attnlab.runs import methods
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnlab import profile
-from attnlab.measure.instruments import counters as instruments_counters
+from attnlab.measuring.instruments import counters as instruments_counters
 from attnlab.runs import metrics
 from attnlab.runs.tables import TABLES
 from attnlab.study import ladder

@@ -5,8 +5,8 @@ import os
 import pytest
 from conftest import EVERY_TIMING, tiny_study
 
-from attnlab.measure.clocks import cuda_events
-from attnlab.measure.session import record
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.session import record
 from attnlab.runs import read
 from attnlab.study import studies
 

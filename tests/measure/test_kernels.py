@@ -25,13 +25,13 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.compile import check, nvrtc, occupancy
 from attnlab.compile.nvrtc import Build, Instance
-from attnlab.measure.clocks import originals
-from attnlab.measure.session import record
-from attnlab.measure.subjects import launch, maps, registry, rungs
-from attnlab.measure.subjects.best import OfLengths
-from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measure.subjects.problem import Packing
-from attnlab.measure.subjects.sdpa import sdpa
+from attnlab.measuring.clocks import originals
+from attnlab.measuring.session import record
+from attnlab.measuring.subjects import launch, maps, registry, rungs
+from attnlab.measuring.subjects.best import OfLengths
+from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measuring.subjects.problem import Packing
+from attnlab.measuring.subjects.sdpa import sdpa
 from attnlab.runs import read, schema
 from attnlab.runs import stale as changed_since
 from attnlab.runs.tables import SHARED, TABLES

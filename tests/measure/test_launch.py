@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlab.measure.subjects import launch, maps, rungs
-from attnlab.measure.subjects.implementation import Broken, Unsupported
-from attnlab.measure.subjects.launch import (
+from attnlab.measuring.subjects import launch, maps, rungs
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
+from attnlab.measuring.subjects.launch import (
     Launch,
     MappedPointers,
     Maps,
@@ -21,7 +21,7 @@ from attnlab.measure.subjects.launch import (
     SplitLaunch,
     layout,
 )
-from attnlab.measure.subjects.problem import AllScales
+from attnlab.measuring.subjects.problem import AllScales
 from attnlab.study import ladder
 
 SUCCESS, REFUSED = (SimpleNamespace(name=name) for name in ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"))

@@ -20,17 +20,17 @@ from conftest import small_copy, tiny_study, told, torch_as_it_was
 
 from attnlab.base import documents
 from attnlab.compile import check, nvrtc, occupancy
-from attnlab.measure.clocks import cuda_events, originals
-from attnlab.measure.gate.check import Check, Error
-from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import devices, environment, inspection, telemetry
-from attnlab.measure.instruments.telemetry import Reading, Telemetry
-from attnlab.measure.session import cases, ceilings, record, wgmma
-from attnlab.measure.session.subject import Job, Session
-from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
-from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
-from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.gate.check import Check, Error
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.instruments import devices, environment, inspection, telemetry
+from attnlab.measuring.instruments.telemetry import Reading, Telemetry
+from attnlab.measuring.session import cases, ceilings, record, wgmma
+from attnlab.measuring.session.subject import Job, Session
+from attnlab.measuring.subjects import inputs, oracle, outputs, sdpa
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import read, write
 from attnlab.study import implementations, ladder
 from attnlab.study.shapes import Shape

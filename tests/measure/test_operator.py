@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
-from attnlab.measure.subjects import attend, inputs
+from attnlab.measuring.subjects import attend, inputs
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")

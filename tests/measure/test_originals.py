@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import gated, timed
 
-from attnlab.measure.clocks import cuda_events, originals
-from attnlab.measure.subjects import outputs, sdpa
-from attnlab.measure.subjects.implementation import Broken
+from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.subjects import outputs, sdpa
+from attnlab.measuring.subjects.implementation import Broken
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 

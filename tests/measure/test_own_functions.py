@@ -15,11 +15,11 @@ from conftest import EVERY_TIMING, Quickly, gated, timed, tiny_study, told
 from attnlab import measurement
 from attnlab.base import paths
 from attnlab.base.errors import Outdated
-from attnlab.measure.instruments import environment
-from attnlab.measure.session import record, worker
-from attnlab.measure.session.subject import Job
-from attnlab.measure.subjects import registry
-from attnlab.measure.watch import Spoiled
+from attnlab.measuring.instruments import environment
+from attnlab.measuring.session import record, worker
+from attnlab.measuring.session.subject import Job
+from attnlab.measuring.subjects import registry
+from attnlab.measuring.watch import Spoiled
 from attnlab.runs import read, schema, stale
 from attnlab.study import callables, studies
 from attnlab.study.shapes import Shape

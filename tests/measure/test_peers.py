@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.measure.peers import cudnn, packages, plans
-from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measuring.peers import cudnn, packages, plans
+from attnlab.measuring.subjects.implementation import Unsupported
 
 STREAM = 7
 REFUSES = "refuses to be built"

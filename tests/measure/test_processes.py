@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlab.measure import processes, watch
+from attnlab.measuring import processes, watch
 
 
 def raising(error: Exception) -> None:
@@ -88,7 +88,7 @@ def test_each_job_gets_a_process_of_its_own():
 def test_a_process_ends_with_the_one_that_started_it():
     program = """
 import multiprocessing, os, signal, time
-from attnlab.measure import processes
+from attnlab.measuring import processes
 with processes.fresh_processes() as pool:
     pool.submit(time.sleep, 3600)
     while not multiprocessing.active_children():

@@ -19,8 +19,8 @@ from conftest import SAMPLE, Quickly, tiny_study, told
 from attnlab import measurement
 from attnlab.base import paths, rules, sources
 from attnlab.base.errors import UserError
-from attnlab.measure import processes
-from attnlab.measure.session import estimate, record
+from attnlab.measuring import processes
+from attnlab.measuring.session import estimate, record
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
@@ -86,7 +86,7 @@ def test_the_manifest_tells_how_to_do_it_again(recorded):
     assert manifest["clocks"]["tick_us"] > 0
     assert set(manifest["files"]) == {f"{table}.parquet" for table in TABLES}
     assert manifest["rules"] == rules.recorded()
-    assert manifest["sources"] == sources.digests("attnlab.measure.session.record")
+    assert manifest["sources"] == sources.digests("attnlab.measuring.session.record")
     assert all(re.fullmatch("[0-9a-f]{64}", value) for value in (manifest["sources"] | manifest["kernels"]).values())
 
 

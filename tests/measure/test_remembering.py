@@ -9,14 +9,14 @@ import pytest
 import torch
 from conftest import gated, subjected, timed
 
-from attnlab.measure.gate import reference_check
-from attnlab.measure.gate.check import Error
-from attnlab.measure.gate.gate import GROWTH
-from attnlab.measure.gate.reference_check import Bound, ReferenceCheck, Tally
-from attnlab.measure.session.checks import check_all, gate_of
-from attnlab.measure.subjects import sdpa
-from attnlab.measure.subjects.implementation import Implementation, OutOfMemory
-from attnlab.measure.subjects.oracle import composed
+from attnlab.measuring.gate import reference_check
+from attnlab.measuring.gate.check import Error
+from attnlab.measuring.gate.gate import GROWTH
+from attnlab.measuring.gate.reference_check import Bound, ReferenceCheck, Tally
+from attnlab.measuring.session.checks import check_all, gate_of
+from attnlab.measuring.subjects import sdpa
+from attnlab.measuring.subjects.implementation import Implementation, OutOfMemory
+from attnlab.measuring.subjects.oracle import composed
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import STANDARD

@@ -9,8 +9,8 @@ import torch
 from conftest import tiny_study, torch_as_it_was
 
 from attnlab.base.errors import UserError
-from attnlab.measure.session import record, requests
-from attnlab.measure.subjects import implementation, registry, sdpa
+from attnlab.measuring.session import record, requests
+from attnlab.measuring.subjects import implementation, registry, sdpa
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from conftest import TINY, tiny_study
 
-from attnlab.measure.cluster import scheduling
-from attnlab.measure.session.subject import Job
+from attnlab.measuring.cluster import scheduling
+from attnlab.measuring.session.subject import Job
 
 LENGTHS = [16, 32, 48, 64, 80, 96, 112]
 UNEVEN = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0)

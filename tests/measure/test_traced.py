@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from attnlab.measure.clocks import traced
-from attnlab.measure.instruments.tool import SEPARATOR
+from attnlab.measuring.clocks import traced
+from attnlab.measuring.instruments.tool import SEPARATOR
 
 
 @dataclass

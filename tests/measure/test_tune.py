@@ -9,12 +9,12 @@ from ladders import TILE, rung
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.clocks import cuda_events, originals
-from attnlab.measure.session import tune
-from attnlab.measure.subjects import rungs
-from attnlab.measure.subjects.case import Replay
-from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measure.subjects.sdpa import sdpa
+from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.session import tune
+from attnlab.measuring.subjects import rungs
+from attnlab.measuring.subjects.case import Replay
+from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measuring.subjects.sdpa import sdpa
 from attnlab.runs import read
 from attnlab.study import ladder, studies, tuning
 from attnlab.study.shapes import Shape

@@ -14,11 +14,11 @@ from conftest import TINY, Quickly, tiny_study, told
 from safetensors.torch import save_file
 
 from attnlab.base.errors import Outdated
-from attnlab.measure.session import record
-from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.measure.subjects.inputs import Inputs, Windows
-from attnlab.measure.subjects.oracle import of_each_head
-from attnlab.measure.values import captured
+from attnlab.measuring.session import record
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.measuring.subjects.inputs import Inputs, Windows
+from attnlab.measuring.subjects.oracle import of_each_head
+from attnlab.measuring.values import captured
 from attnlab.runs import read
 from attnlab.study.shapes import Shape
 from attnlab.study.values import STANDARD, placed

@@ -14,7 +14,7 @@ from synthetic import AXES, GAP_US, LONG, SHORT, TARGET, Recipe, of_kinds
 
 from attnlab import __main__, choices, frames
 from attnlab.base.errors import UserError
-from attnlab.measure.session import record
+from attnlab.measuring.session import record
 from attnlab.runs import dispatch, read
 from attnlab.runs.dispatch import Choice, Dispatch
 from attnlab.study import implementations, ladder, studies, tuning

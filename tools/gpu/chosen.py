@@ -9,9 +9,9 @@ import sys
 import torch
 from trial import DEVICE, shape_of
 
-from attnlab.measure.instruments import devices, environment
-from attnlab.measure.session import tune
-from attnlab.measure.subjects import rungs
+from attnlab.measuring.instruments import devices, environment
+from attnlab.measuring.session import tune
+from attnlab.measuring.subjects import rungs
 from attnlab.study import ladder, tuning
 from attnlab.study.tuning import Choice
 

@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from attnlab.base.rules import GATE_FACTOR
-from attnlab.measure.fp8 import accuracy, cudnn
-from attnlab.measure.fp8.quantize import Quantized, quantize
-from attnlab.measure.gate.check import Error
-from attnlab.measure.subjects import inputs, maps, oracle, registry
-from attnlab.measure.subjects.launch import Maps
-from attnlab.measure.subjects.problem import Problem, shares
+from attnlab.measuring.fp8 import accuracy, cudnn
+from attnlab.measuring.fp8.quantize import Quantized, quantize
+from attnlab.measuring.gate.check import Error
+from attnlab.measuring.subjects import inputs, maps, oracle, registry
+from attnlab.measuring.subjects.launch import Maps
+from attnlab.measuring.subjects.problem import Problem, shares
 from attnlab.study.shapes import Shape
 
 DEVICE = torch.device("cuda")

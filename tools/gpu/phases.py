@@ -19,8 +19,8 @@ import splits
 import torch
 
 from attnlab.compile import nvrtc
-from attnlab.measure.instruments import environment
-from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measuring.instruments import environment
+from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung
 

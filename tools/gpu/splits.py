@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 import torch
 
-from attnlab.measure.subjects import launch, maps, problem, rungs
-from attnlab.measure.subjects.implementation import Broken, Unsupported
+from attnlab.measuring.subjects import launch, maps, problem, rungs
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 from attnlab.study.ladder import Tile
 

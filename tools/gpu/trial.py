@@ -14,13 +14,13 @@ from statistics import median
 
 import torch
 
-from attnlab.measure.clocks import cuda_events
-from attnlab.measure.clocks.in_process import WARM
-from attnlab.measure.subjects import registry
-from attnlab.measure.subjects.case import Call, Case
-from attnlab.measure.subjects.implementation import Broken, Unsupported
-from attnlab.measure.subjects.inputs import Windows
-from attnlab.measure.subjects.oracle import float64, of_each_head
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.clocks.in_process import WARM
+from attnlab.measuring.subjects import registry
+from attnlab.measuring.subjects.case import Call, Case
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.measuring.subjects.oracle import float64, of_each_head
 from attnlab.study import values
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape

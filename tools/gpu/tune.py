@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from attnlab.base import paths
-from attnlab.measure.session import tune
+from attnlab.measuring.session import tune
 from attnlab.study import tuning
 
-PART = "from attnlab.measure.session import tune; tune.SHAPES = tune.SHAPES[{}::{}]; tune.tune()"
+PART = "from attnlab.measuring.session import tune; tune.SHAPES = tune.SHAPES[{}::{}]; tune.tune()"
 
 
 def main() -> None:

@@ -1,0 +1,112 @@
+"""A canary in place of the call that a clock would time: it finds out what the L2 holds when timing begins.
+
+It reads lines of Q, K and V that were chosen beforehand, one after the other, and times each of them. The times of a
+hit and of a miss are measured first, on lines that are certain to be one or the other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.subjects.case import Case, Replay
+from attnlab.study.studies import Timing
+
+LOADS = 1024
+LINE_BYTES = 128
+# How many times the size of the L2 is written before a line is read that must have left it.
+SWEEP = 8
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The canary's reading of one tensor: the cycles of each line, and those of a certain hit and a certain miss."""
+
+    cycles: np.ndarray
+    hit_cycles: float
+    miss_cycles: float
+
+    @property
+    def hits_pct(self) -> float:
+        """The share of lines whose time was nearer to that of a hit than to that of a miss."""
+        return 100 * float(np.mean(self.cycles < (self.hit_cycles + self.miss_cycles) / 2))
+
+
+class Canary:
+    """Reads lines of tensors. Raises ImportError without CuPy."""
+
+    def __init__(self, device: torch.device) -> None:
+        import cupy
+
+        self._device = device
+        source = Path(__file__).with_suffix(".cu").read_text()
+        self._kernel = cupy.RawModule(code=source, options=("-std=c++17",)).get_function("canary")
+        self._random = np.random.default_rng(0)
+        self.hit_cycles, self.miss_cycles = self._known()
+
+    def look(self, case: Case, timing: Timing, sets: list[torch.Tensor]) -> list[Sighting]:
+        """Take one sample of a case with the clock's own sampler, reading lines of `sets` instead of the timed call."""
+        read, cycles = self._prepared(sets)
+        cuda_events.sampler(self._device, timing)(in_place_of_timed(case, timing, read))
+        return [Sighting(row, self.hit_cycles, self.miss_cycles) for row in cycles.cpu().numpy()]
+
+    def _known(self) -> tuple[float, float]:
+        l2_bytes = devices.last_level_cache_bytes(self._device)
+        small = torch.ones(l2_bytes // 32, dtype=torch.int8, device=self._device)
+        read, cycles = self._prepared([small])
+        read()
+        read()
+        hit = float(np.median(cycles.cpu().numpy()))
+        # Written from front to back, so that everything else is written after the part that is read.
+        large = torch.empty(SWEEP * l2_bytes, dtype=torch.int8, device=self._device)
+        read, cycles = self._prepared([large[: l2_bytes // 32]])
+        for part in large.chunk(SWEEP):
+            part.fill_(1)
+        read()
+        return hit, float(np.median(cycles.cpu().numpy()))
+
+    def _prepared(self, sets: list[torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """A launch that reads lines of each tensor, and the tensor to which it writes their cycles."""
+        import cupy
+
+        where = torch.from_numpy(np.stack([self._lines(held.nbytes) for held in sets])).to(self._device)
+        addresses = torch.tensor([held.data_ptr() for held in sets], dtype=torch.int64, device=self._device)
+        cycles = torch.zeros(where.shape, dtype=torch.int32, device=self._device)
+        loads = where.shape[1]
+        arguments = (*map(np.uint64, (addresses.data_ptr(), where.data_ptr())), np.int32(loads))
+
+        def read() -> None:
+            with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+                self._kernel((len(sets),), (1,), (*arguments, np.uint64(cycles.data_ptr())), shared_mem=4 * loads + 4)
+
+        read.held = (where, addresses, *sets)  # type: ignore[attr-defined]  # keeps memory alive that only addresses refer to
+        return read, cycles
+
+    def _lines(self, nbytes: int) -> np.ndarray:
+        # A random line from each of as many equal stretches: neighbouring lines could be fetched from memory together.
+        lines = nbytes // LINE_BYTES
+        stretch = max(1, lines // LOADS)
+        picks = np.arange(LOADS) * stretch + self._random.integers(0, stretch, LOADS)
+        return self._random.permutation(picks % max(1, lines)).astype(np.int32)
+
+
+def in_place_of_timed(case: Case, timing: Timing, work: Callable[[], Any]) -> Case:
+    """A copy of `case` whose timed call is replaced by `work`; its untimed preparation stays the same."""
+    untimed: list[Callable[[], Any]] = []
+    if timing.cache == "warm":
+        untimed = [case.call if timing.clock == "eager" or case.many is None else case.many.graph.replay]
+    works = cycle([*untimed, work])  # first what a sampler leaves untimed, then what it times
+
+    def turn() -> Any:
+        return next(works)()
+
+    graph: Any = SimpleNamespace(replay=turn)
+    replay = Replay(graph, 1, torch.empty(0))
+    return replace(case, call=turn, one=replay, many=replay)

@@ -1,0 +1,261 @@
+"""Our clocks. ``eager``: one call as a program makes it, with the launch gap. ``device``: without the launch gap.
+``cupti``: for how long kernels of a call ran, by CUPTI; what overlaps counts once (`attnlab.measuring.clocks.traced`).
+
+Something untimed precedes every sample. For a ``warm`` cache it is the same work on other values, after which those to
+be timed on are put in place: the L2 holds what this implementation and whoever wrote its inputs leave in it. For a
+``cold`` cache it is a write of twice the size of the L2.
+
+=========  =====  ============================================================================================
+clock      cache  one sample
+=========  =====  ============================================================================================
+eager      warm   scramble, call, restore, wait | event, call, event
+eager      cold   flush, wait | event, call, event
+device     warm   scramble, replay of k calls, restore | event, replay of k calls, event       the mean of the k
+device     cold   hold the stream, flush | event, replay of one call, event
+cupti      warm   scramble, replay of k calls, restore | replay of k calls                     the mean of the k
+=========  =====  ============================================================================================
+
+What is timed in FP8 without quantising reads what the inputs were rounded to each time that they changed, untimed.
+
+An implementation gains nothing by remembering. Values are drawn anew before each round, and scrambled while it warms
+up: it sees them for the first time when it is timed. Of the k calls that are timed together, each reads a window of the
+inputs of its own (`attnlab.measuring.subjects.inputs.Windows`).
+
+On a CPU, `time.perf_counter_ns` takes the place of the events, and ``eager`` is the only clock.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+
+from attnlab.measuring.clocks import originals, traced
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.subjects.case import Call, Case, Replay
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+# A graph is long enough that the microsecond which a pair of events costs is spread over many calls, and short enough
+# that a sample is not yet an average over everything.
+GRAPH_US = 400
+GRAPH_CALLS = 64
+# More than any device does: what a graph may hold at most is decided before anything is timed.
+FLOPS_PER_US = 1e9
+# Cycles for which a stream is held while the host queues the events and the replay: 0.1 ms at 2 GHz.
+HOLD_CYCLES = 200_000
+
+
+@dataclass
+class Taken:
+    """A sample: the latency of a call, how many calls were timed together, and what the last of them returned.
+
+    `strain` is that output's error in units of what is allowed, once it is known.
+    """
+
+    latency_us: float
+    launches: int
+    output: Any
+    strain: float = math.nan
+
+
+Sampler = Callable[[Case], Taken]
+
+
+def flushing(device: torch.device) -> Callable[[], object]:
+    """What empties the last-level cache, by writing twice its size."""
+    return torch.empty(2 * devices.last_level_cache_bytes(device), dtype=torch.int8, device=device).zero_
+
+
+def available(device: torch.device, timing: Timing) -> bool:
+    """Whether the device has this clock."""
+    if timing.clock == "cupti":
+        return device.type == "cuda" and traced.available()
+    return device.type == "cuda" or timing.clock == "eager"
+
+
+def sampler(device: torch.device, timing: Timing) -> Sampler:
+    """A function that takes one sample of a case."""
+    flush = flushing(device) if timing.cache == "cold" else None
+    if timing.clock == "eager" or device.type == "cpu":
+        return partial(_eager, device, flush)
+    return partial(_device_cold, flush) if flush else _device_warm
+
+
+@contextmanager
+def sampling(device: torch.device, timing: Timing) -> Iterator[Sampler]:
+    """A function that takes samples inside. CUPTI's are without their latencies until the context is left."""
+    if timing.clock != "cupti":
+        yield sampler(device, timing)
+        return
+    with traced.Trace() as trace:
+        samples: list[Taken] = []
+
+        def take(case: Case) -> Taken:
+            assert case.many is not None
+            with case.scrambled():
+                case.many.graph.replay()
+            trace.mark(case.many.graph.replay)
+            samples.append(Taken(math.nan, case.many.calls, case.many.output))
+            return samples[-1]
+
+        yield take
+    for sample, piece in zip(samples, trace.pieces, strict=True):
+        sample.latency_us = piece.kernels_us / sample.launches
+
+
+def most_calls(shape: Shape) -> int:
+    """The most calls that a graph at this shape may need: how many windows its inputs need."""
+    return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US * FLOPS_PER_US / shape.flops)))
+
+
+def capture(case: Case, pool: Any) -> None:
+    """Capture the graphs of a case, of one call and of several, into a memory pool that cases share.
+
+    Sharing is safe, since replays never overlap, and each writes all that it reads except the inputs.
+    """
+    with case.selected():
+        case.one = _captured([case.call], pool)
+        most = GRAPH_CALLS if case.windows is None else len(case.windows)
+        calls = case.calls(min(most, _calls_that_fill(case.one)))
+        if len(calls) == 1:
+            case.many = case.one
+            return
+        for call in calls:  # what a call does only once, it can't do while it is captured
+            call()
+        case.many = _captured(calls, pool)
+        if len(calls) > 2:
+            # Nothing can know beforehand after which call a graph ends.
+            last = random.SystemRandom().randrange(1, len(calls) - 1)
+            case.cut = _captured(calls[:-last], pool, last)
+
+
+def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
+    """The mean latency of calls one after the other, in µs, for judging the warm-up."""
+    with case.selected():
+        return timed(device, lambda: [case.call() for _ in range(calls)])[0] / calls
+
+
+def least_us(case: Case, device: torch.device, calls: int) -> float:
+    """The lesser of two `roughly_us`, as the host may be held up once."""
+    return min(roughly_us(case, device, calls) for _ in range(2))
+
+
+def timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
+    """How long the device took for `work`, in µs, and what it returned.
+
+    Args:
+        hold: whether a GPU's stream is held until the work is queued.
+    """
+    if device.type == "cpu":
+        begin = originals.perf_counter_ns()
+        returned = work()
+        return (originals.perf_counter_ns() - begin) / 1e3, returned
+    start, end = _events()
+    if hold:
+        torch.cuda._sleep(HOLD_CYCLES)
+    originals.record(start)
+    returned = work()
+    originals.record(end)
+    originals.wait(end)
+    return originals.elapsed_ms(start, end) * 1e3, returned
+
+
+def timed_us(device: torch.device, work: Callable[[], object]) -> float:
+    """How long the device takes for `work`, in µs, without the launch gap before it."""
+    return timed(device, work, hold=True)[0]
+
+
+def calibrate(device: torch.device) -> dict[str, float]:
+    """The clock's own readings, in µs: its tick, a pair of events around nothing, and a graph of a tiny kernel."""
+    around_nothing = [timed_us(device, lambda: None) for _ in range(200)]
+    if device.type == "cpu":
+        return {"tick_us": time.get_clock_info("perf_counter").resolution * 1e6, "nothing_us": median(around_nothing)}
+    around_tiny = [timed_us(device, _tiny_graph().replay) for _ in range(200)]
+    seen = sorted({round(value, 4) for value in around_nothing + around_tiny})
+    steps = [b - a for a, b in pairwise(seen) if b - a > 1e-3]
+    return {
+        "tick_us": min(steps, default=0.0),
+        "nothing_us": median(around_nothing),
+        "smallest_graph_us": median(around_tiny),
+    }
+
+
+def _calls_that_fill(one: Replay, replays: int = 10) -> int:
+    """How many calls take about as long as a graph should, by consecutive replays of the graph of one."""
+
+    def replay_all() -> None:
+        for _ in range(replays):
+            one.graph.replay()
+
+    replay_all()
+    call_us = timed_us(torch.device("cuda"), replay_all) / replays
+    return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US / call_us)))
+
+
+def _captured(calls: list[Call], pool: Any, window: int = 0) -> Replay:
+    *others, last = calls
+    graph = torch.cuda.CUDAGraph()
+    with devices.no_garbage_collected(), torch.cuda.graph(graph, pool=pool):
+        for call in others:
+            call()
+        output = last()
+    return Replay(graph, len(calls), output, window)
+
+
+@cache
+def _tiny_graph() -> torch.cuda.CUDAGraph:
+    tiny, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+    with devices.no_garbage_collected(), torch.cuda.graph(graph):
+        tiny.add_(1)
+    graph.held = tiny  # type: ignore[attr-defined]
+    return graph
+
+
+@cache
+def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    # One pair is used for everything. CUDA creates an event when it is first recorded, which happens here: inside an
+    # eager sample it would be timed.
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    end.record()
+    return start, end
+
+
+def _eager(device: torch.device, flush: Callable[[], object] | None, case: Case) -> Taken:
+    with case.selected():
+        if flush:
+            case.refresh()
+            flush()
+        else:
+            with case.scrambled():
+                case.call()
+        devices.synchronize(device)
+        latency_us, output = timed(device, case.call)
+    return Taken(latency_us, 1, output)
+
+
+def _device_warm(case: Case) -> Taken:
+    # The untimed replay also holds the stream: it runs longer than the host needs to queue what follows.
+    assert case.many is not None
+    with case.scrambled():
+        case.many.graph.replay()
+    # A graph begins some 2 us sooner after another graph than after the kernels that put the values in place.
+    _tiny_graph().replay()
+    took_us, _ = timed(torch.device("cuda"), case.many.graph.replay)
+    return Taken(took_us / case.many.calls, case.many.calls, case.many.output)
+
+
+def _device_cold(flush: Callable[[], object], case: Case) -> Taken:
+    assert case.one is not None
+    case.refresh()
+    torch.cuda._sleep(HOLD_CYCLES)
+    flush()
+    return Taken(timed(torch.device("cuda"), case.one.graph.replay)[0], 1, case.one.output)

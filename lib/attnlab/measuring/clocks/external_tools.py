@@ -1,0 +1,213 @@
+"""The clocks of the panel that run in a process of their own: Nsight Compute, and NVIDIA's NVBench (`cuda-bench`).
+
+Both run this module, which makes the panel's calls for them. Neither has to be installed: the rows of a tool that is
+missing say so.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.measuring.clocks import canary, cuda_events, warm
+from attnlab.measuring.instruments import devices, environment, tool
+from attnlab.measuring.instruments.tool import PLAN, Refused
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt
+from attnlab.runs import methods, metrics
+from attnlab.runs.schema import Row
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+ROUNDS = 3
+TIMEOUT_S = 180
+TIMINGS = {cache: Timing(clock="device", cache=cache) for cache in ("warm", "cold")}
+Cases = list[tuple[str, Shape]]
+
+
+def rows(program: str, cases: Cases) -> tuple[list[Row], list[Row]]:
+    """The cases as one of `methods.TOOLS` times them: rows of the panel, and rows of what they read from memory."""
+    try:
+        return _of_ncu(cases) if program == "ncu" else (_of_nvbench(cases), [])
+    except Exception as error:  # whatever a tool says, it must not cost the run, which is whole without it
+        why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        return [
+            {"implementation": name, **shape.axes, "method": method, "why": why}
+            for name, shape in cases
+            for method in methods.of_tool(program).values()
+        ], []
+
+
+def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
+    counted = (metrics.DURATION, metrics.DRAM_READ)
+    command = [tool.find_ncu(), *tool.ncu_options(counted), *_command("ncu", cases)]
+    printed = tool.output(command, TIMEOUT_S)
+    plan, (_, calls) = _plan(printed), tool.ncu_calls(printed)
+    if len(plan) != len(calls):
+        raise Refused(f"{len(plan)} calls were made and {len(calls)} profiled: {tool.reason(printed)}")
+    by_cache = methods.of_tool("ncu")
+    panel, residency = [], []
+    for step, launches in zip(plan, calls, strict=True):
+        name, shape = cases[step["case"]]
+        case: Row = {"implementation": name, **shape.axes}
+        if step["why"]:
+            panel += [case | {"method": method, "why": step["why"]} for method in by_cache.values()]
+            continue
+        took_us, read = (sum(tool.to_number(launch[metric]) for launch in launches) for metric in counted)
+        where = {"round": step["round"], "why": ""}
+        panel.append(case | where | {"method": by_cache[step["cache"]], "latency_us": took_us / 1e3})
+        began = {"clock": "device", "cache": step["cache"]}
+        residency.append(case | where | began | {"metric": metrics.DRAM_READ, "unit": "byte", "value": read})
+    return panel, residency
+
+
+def _plan(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(PLAN)) for line in printed.splitlines() if line.startswith(PLAN)]
+
+
+def _of_nvbench(cases: Cases) -> list[Row]:
+    if util.find_spec("cuda") is None or util.find_spec("cuda.bench") is None:
+        raise Refused("not installed: the package cuda-bench")
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "nvbench.json"
+        printed = tool.output(_command("nvbench", cases, str(target)), TIMEOUT_S)
+        if not target.is_file():
+            raise Refused(tool.reason(printed))
+        return _states(json.loads(target.read_text()), cases, _plan(printed))
+
+
+def _states(document: dict[str, Any], cases: Cases, plan: list[dict[str, Any]]) -> list[Row]:
+    """Rows from what NVBench wrote: a state for each case, cache and round."""
+    calls = {(step["case"], step["cache"]): step["calls"] for step in plan}
+    found = []
+    for benchmark in document["benchmarks"]:
+        number = int(benchmark["name"].removeprefix("case"))
+        name, shape = cases[number]
+        for state in benchmark["states"]:
+            axes = {axis["name"]: int(axis["value"]) for axis in state["axis_values"]}
+            cache = "warm" if axes["warm"] else "cold"
+            row: Row = {"implementation": name, **shape.axes, "method": methods.of_tool("nvbench")[cache]}
+            if state["is_skipped"]:
+                if not axes["round"]:
+                    found.append(row | {"why": str(state.get("skip_reason", "NVBench gave no reason"))})
+                continue
+            tag = f"nv/{'batch' if cache == 'warm' else 'cold'}/time/gpu/mean"
+            means_s = [float(each["data"][0]["value"]) for each in state["summaries"] if each["tag"] == tag]
+            if not means_s:
+                raise Refused(f"NVBench gave no {tag}")
+            took_us = 1e6 * means_s[0] / calls[number, cache]
+            found.append(row | {"round": axes["round"], "latency_us": took_us, "why": ""})
+    return found
+
+
+def _command(program: str, cases: Cases, *more: str) -> list[str]:
+    stated = json.dumps([[name, shape.axes] for name, shape in cases])
+    return [sys.executable, "-m", __spec__.name, program, stated, *more]
+
+
+# In the process of its own
+
+
+def _each(cases: Cases, device: torch.device) -> Iterator[tuple[int, Case | None, str]]:
+    """The cases one after the other, warmed up: the number of each, and the case or the reason why there is none."""
+
+    for number, (implementation, shape) in enumerate(cases):
+        try:
+            case = warm.prepared(implementation, shape, device)
+        except (Unsupported, OutOfMemory, Broken) as error:
+            yield number, None, str(error)
+        else:
+            yield number, case, ""
+            del case
+        devices.release(device)
+
+
+def _under_ncu(cases: Cases) -> None:
+    """Run our sampler under ncu, with ncu's window around the one call that the sampler would time."""
+    device = torch.device("cuda")
+    takes = {cache: cuda_events.sampler(device, timing) for cache, timing in TIMINGS.items()}
+
+    for number, case, why in _each(cases, device):
+        if case is None:
+            _say(case=number, why=why)
+            tool.window(lambda: None)
+            continue
+        with case.selected():
+            for turn in range(ROUNDS):
+                for cache, take in takes.items():
+                    _say(case=number, round=turn, cache=cache, why="")
+                    # Called instead of replayed: ncu runs the kernels of a graph one by one like any others.
+                    take(canary.in_place_of_timed(case, TIMINGS[cache], partial(tool.window, case.call)))
+
+
+def _under_nvbench(cases: Cases, target: str) -> None:
+    """Under NVBench: the graph of one call from a cold L2, and the device clock's graph of several from a warm one."""
+    from cuda import bench
+
+    device = torch.device("cuda")
+    kept: dict[int, Case | str] = {}
+
+    def graphed(number: int) -> Case | str:
+        """A case with its graphs, or why there is none. Only one is held at a time."""
+        if number not in kept:
+            kept.clear()
+            devices.release(device)
+            _, case, why = next(_each([cases[number]], device))
+            if case is not None:
+                with case.selected():
+                    attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
+                for cache, replay in (("cold", case.one), ("warm", case.many)):
+                    assert replay is not None
+                    replay.graph.replay()
+                    _say(case=number, cache=cache, calls=replay.calls)
+            kept[number] = case or why
+        return kept[number]
+
+    def times(number: int, state: Any) -> None:
+        case = graphed(number)
+        if isinstance(case, str):
+            state.skip(case)
+            return
+        batched = bool(state.get_int64("warm"))
+        replay = case.many if batched else case.one
+        assert replay is not None
+
+        def launch(launch: Any) -> None:
+            with torch.cuda.stream(torch.cuda.ExternalStream(launch.get_stream().addressof())):
+                replay.graph.replay()
+
+        state.exec(launch, batched=batched)
+
+    for number in range(len(cases)):
+
+        def timed(state: Any, number: int = number) -> None:
+            times(number, state)
+
+        benchmark = bench.register(timed)
+        benchmark.set_name(f"case{number}")
+        benchmark.add_int64_axis("warm", [0, 1])
+        benchmark.add_int64_axis("round", list(range(ROUNDS)))
+        benchmark.set_min_samples(10)
+        benchmark.set_timeout(0.2)
+        benchmark.set_batch_target_time(0.03)
+        benchmark.set_criterion_param_float64("min-time", 0.02)
+    bench.run_all_benchmarks(["panel", "--devices", "0", "--json", target])
+
+
+def _say(**step: Any) -> None:
+    print(PLAN + json.dumps(step), flush=True)
+
+
+if __name__ == "__main__":
+    environment.lock()
+    stated = [(name, Shape(**axes)) for name, axes in json.loads(sys.argv[2])]
+    if sys.argv[1] == "ncu":
+        _under_ncu(stated)
+    else:
+        _under_nvbench(stated, sys.argv[3])

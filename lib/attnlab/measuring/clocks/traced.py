@@ -1,0 +1,111 @@
+"""The times of pieces of work that are queued one after the other, by CUPTI through PyTorch's profiler."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from attnlab.base.errors import UserError
+from attnlab.measuring.instruments import inspection
+from attnlab.measuring.instruments.tool import SEPARATOR
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """For how long anything ran on the device, and the time from its first start to its last end.
+
+    Where two kernels ran at a time, that time counts once: one that is launched early waits for the one before it
+    within its own duration (programmatic dependent launch).
+    """
+
+    kernels_us: float
+    span_us: float
+
+
+class Trace:
+    """A context in which pieces of work are marked; afterwards, `pieces` has one `Piece` for each.
+
+    Raises:
+        UserError: CUPTI lost some of it. It keeps at most 128 MB of records, some 10^5 kernels and more.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._marked = 0
+        self._profile = profile(activities=[ProfilerActivity.CUDA])
+
+    def mark(self, work: Callable[[], T]) -> T:
+        """Queue a piece of work, and return what it returns."""
+        torch.cuda._sleep(1)
+        returned = work()
+        torch.cuda._sleep(1)
+        self._marked += 1
+        return returned
+
+    def __enter__(self) -> "Trace":
+        with inspection.quiet():
+            self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        torch.cuda.synchronize()
+        with inspection.quiet():
+            self._profile.__exit__(kind, error, where)
+        if kind is not None:
+            return
+        profiler: Any = self._profile.profiler
+        events = [event for event in profiler.kineto_results.events() if _ran_on_device(event)]
+        self.pieces = list(_pieces(sorted(events, key=lambda event: event.start_ns())))
+        if len(self.pieces) != self._marked:
+            raise UserError(
+                f"CUPTI showed {len(self.pieces)} of {self._marked} pieces of work: measure again, or leave the clock "
+                "cupti out of the study"
+            )
+
+
+@cache
+def available() -> bool:
+    """Whether CUPTI sees what runs on the device."""
+    try:
+        with Trace() as trace:
+            tiny = torch.zeros(1, device="cuda")
+            trace.mark(lambda: tiny.add_(1))
+    except (UserError, RuntimeError):
+        return False
+    return True
+
+
+def _ran_on_device(event: Any) -> bool:
+    # The profiler also lists the host's own calls and its waiting.
+    return event.device_type().name == "CUDA" and "ynchronize" not in event.name()
+
+
+def _pieces(events: list[Any]) -> Iterator[Piece]:
+    inside: list[Any] | None = None
+    for event in events:
+        if SEPARATOR not in event.name():
+            if inside is not None:
+                inside.append(event)
+        elif inside is None:
+            inside = []
+        else:
+            if inside:
+                yield _piece(inside)
+            inside = None
+
+
+def _piece(events: list[Any]) -> Piece:
+    begin_ns = end_ns = events[0].start_ns()
+    busy_ns = 0
+    for event in events:
+        busy_ns += max(event.end_ns() - max(event.start_ns(), end_ns), 0)
+        end_ns = max(end_ns, event.end_ns())
+    return Piece(busy_ns / 1e3, (end_ns - begin_ns) / 1e3)

@@ -1,0 +1,157 @@
+"""What FP8 costs in accuracy, against float64 of inputs that were not quantised."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from attnlab.measuring.fp8.quantize import E4M3, LARGEST, ROTATED, SCALES, Quantized, multiplies, quantize
+from attnlab.measuring.subjects import inputs, oracle
+from attnlab.study.shapes import Shape
+
+PROBABILITY_SCALE = 2.0**8
+"""By what probabilities, which are at most 1, are multiplied before they are rounded: e4m3 has numbers up to 448."""
+
+
+Attention = Callable[[Tensor, Tensor, Tensor, bool, float | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far an output is from the oracle: root of the mean square, and the largest; infinite where it is NaN."""
+
+    rmse: float
+    maximum: float
+
+    @classmethod
+    def between(cls, output: Tensor, exact: Tensor) -> "Deviation":
+        distance = (output.double() - exact).abs().nan_to_num(nan=math.inf)
+        return cls(distance.square().mean().sqrt().item(), distance.max().item())
+
+
+def attention(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    causal: bool,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float16,
+    heads: Tensor | None = None,
+    out_scales: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale·Q·Kᵀ)·V of quantised inputs, from PyTorch's operations that round where an FP8 kernel does.
+
+    Both products are of e4m3 numbers (`_product`). Probabilities, over the one of the row's largest score, are rounded
+    to e4m3 times `PROBABILITY_SCALE`; their sum, by which the output is divided, is of those not rounded. The output is
+    rounded to `dtype`, in e4m3 over its scale: what exceeds 448 of these is 448.
+
+    Args:
+        heads: of the queries, numbered over all batches, as ``(1, heads, length, head_dim)``; None for all.
+        out_scales: of an output in e4m3, ``(batch, heads, 1)`` or with 1 in place of either.
+    """
+    batch, count, seq_len, head_dim = q.values.shape
+    kv_len = k.values.shape[2]
+    chosen = torch.arange(batch * count, device=q.values.device) if heads is None else heads
+    (queries, of_q), (keys, of_k), (values, of_v) = (_of_each_head(tensor, count) for tensor in (q, k, v))
+    factor = 1 / math.sqrt(head_dim) if scale is None else scale
+    hidden = oracle.masked(seq_len, kv_len, queries.device) if causal else None
+    of_out = None if out_scales is None else out_scales.expand(batch, count, 1).reshape(-1, 1, 1)
+    parts = []
+    for some in chosen.split(max(1, oracle.REFERENCE_CHUNK // (seq_len * kv_len))):
+        scores = _product(queries[some], keys[some].transpose(1, 2)) * of_q[some] * of_k[some].transpose(1, 2) * factor
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        probabilities = (scores - scores.amax(-1, keepdim=True)).exp_()
+        total = probabilities.sum(-1, keepdim=True) * PROBABILITY_SCALE
+        rounded = (probabilities * PROBABILITY_SCALE).to(E4M3)
+        if of_v.shape[1] == 1:
+            output = _product(rounded, values[some]) * of_v[some]
+        else:  # a product of e4m3 numbers has no factor for each key
+            output = rounded.float() @ (values[some].view(E4M3).float() * of_v[some])
+        output /= total
+        if of_out is not None:
+            output = (output / of_out[some]).clamp(-LARGEST, LARGEST)
+        parts.append(output.to(dtype))
+    shape = q.values.shape if heads is None else (1, len(heads), seq_len, head_dim)
+    return torch.cat(parts).view(shape)
+
+
+def _of_each_head(tensor: Quantized, count: int) -> tuple[Tensor, Tensor]:
+    """Of each of so many query heads of each sequence: its numbers as bytes, and the scale of each row or of all."""
+    scales = tensor.of_each_row()
+    shared = count // tensor.values.shape[1]
+    every = scales.expand(*tensor.values.shape[:2], -1, -1)
+    numbers, factors = (one.repeat_interleave(shared, 1) for one in (tensor.values.view(torch.uint8), every))
+    return numbers.flatten(0, 1), factors.flatten(0, 1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Products of matrices of e4m3 numbers, or of their bytes, one pair after the other, in float32.
+
+    Where tensor cores multiply such numbers, they do: torch has their partial sums, of few bits, added up in float32.
+    """
+    if not multiplies(a.device):
+        return a.view(E4M3).float() @ b.view(E4M3).float()
+    depth, columns = (-size % 16 for size in b.shape[1:])  # torch takes multiples of 16
+    one = torch.ones((), device=a.device)
+    left = torch.nn.functional.pad(a.view(torch.uint8), (0, depth)).view(E4M3)
+    right = torch.nn.functional.pad(b.view(torch.uint8), (0, columns, 0, depth)).transpose(1, 2).contiguous().view(E4M3)
+    pairs = zip(left, right, strict=True)
+    made = [torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.float32, use_fast_accum=False) for x, y in pairs]
+    return torch.stack(made)[..., : b.shape[2]]
+
+
+def in_half(
+    sixteen: Attention,
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    causal: bool,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
+    """Attention of what quantised inputs stand for by what computes it in float16, which has e4m3's numbers exactly.
+
+    The scales of Q and K go into Q, whose elements are rounded to 11 bits; that of V is multiplied with the output.
+    """
+    _, of_keys, of_values = oracle.of_each_head(q.scales, k.scales, v.scales)
+    factor = PROBABILITY_SCALE * (1 / math.sqrt(q.values.shape[-1]) if scale is None else scale)
+    queries = (q.values.float() * (q.scales * of_keys * factor).unsqueeze(-1)).half()
+    keys = k.values.half() / PROBABILITY_SCALE  # exact, and Q is far from where float16 has fewer bits
+    output = sixteen(queries, keys, v.values.half(), causal, 1.0)
+    return (output.float() * of_values.unsqueeze(-1)).to(dtype)
+
+
+def widened(output: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What an output in e4m3, over a scale, stands for."""
+    return (output.float() * scale).to(dtype)
+
+
+def in_e4m3(output: Tensor, scale: Tensor) -> Tensor:
+    """An output that was rounded to e4m3 over the scale of V, which none of its elements exceeds."""
+    return widened((output.float() / scale).to(E4M3), scale, output.dtype)
+
+
+def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:
+    """How far attention is from float64 on a shape's values, not quantised, by what its inputs are rounded to.
+
+    The first is the shape's own dtype, composed from single operations (`oracle.composed`); the others are e4m3 with
+    each of `SCALES`, rotated or not. All give their output in the shape's dtype.
+
+    Args:
+        rows: the rows of a block.
+
+    Raises:
+        Unsupported: what was captured doesn't do for this shape.
+    """
+    q, k, v = inputs.draw(shape, seed, device)
+    exact = oracle.float64(q, k, v, shape.causal, shape.scale)
+    found = {shape.dtype: Deviation.between(oracle.composed(q, k, v, shape.causal, shape.scale), exact)}
+    for scales, rotated in product(SCALES, (False, True)):
+        of_block = rows if scales == "block" else None
+        output = attention(*quantize(q, k, v, scales, of_block, rotated), shape.causal, shape.scale or None, q.dtype)
+        found[f"e4m3 per {scales}{ROTATED * rotated}"] = Deviation.between(output, exact)
+    return found

@@ -1,0 +1,152 @@
+"""Q, K and V in e4m3, with scales, by PyTorch's operations on any device.
+
+With a scale for each head, a kernel gives the same bits on Hopper (`quantizing`).
+
+A scale is the largest finite magnitude of what it is for, over 448, the largest number of e4m3. An element is divided
+by its scale in float32 and rounded to e4m3 once, to nearest even: its error is at most 1/16 of itself, or 2^-10 of the
+scale where that is more. What isn't finite becomes NaN, which e4m3 has, and takes no part in its scale.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from attnlab.base.rules import SEED
+from attnlab.measuring.fp8 import quantizing
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = torch.finfo(E4M3).max
+FIRST_E4M3 = (8, 9)
+"""The compute capability from which on tensor cores multiply such numbers."""
+SCALES = ("tensor", "head", "block")
+"""What has a scale of its own: a tensor, each head of each sequence, or each block of a head's rows."""
+ROTATED = ", rotated"
+"""After one of these, in the name of a rounding: Q and K are rotated first."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def multiplies(device: torch.device) -> bool:
+    """Whether a device is a GPU whose tensor cores multiply numbers in e4m3."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_E4M3
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A tensor ``(batch, heads, length, head_dim)`` in e4m3.
+
+    Attributes:
+        values: the tensor, each element over its scale.
+        scales: in float32, ``(batch, heads, blocks)``; ``(1, 1, 1)`` for one scale.
+        rows: how many rows a block has; the last may have fewer.
+    """
+
+    values: Tensor
+    scales: Tensor
+    rows: int
+
+    def dequantized(self) -> Tensor:
+        """The numbers that it stands for, in float32."""
+        return self.values.float() * self.of_each_row()
+
+    def of_each_row(self) -> Tensor:
+        """The scale of each row, ``(batch, heads, length, 1)``; of length 1 where there is one for all rows."""
+        return _of_each_row(self.scales, self.rows, self.values.shape[2])
+
+
+def quantize(
+    q: Tensor, k: Tensor, v: Tensor, scales: str = "head", rows: int | None = None, rotated: bool = False
+) -> tuple[Quantized, Quantized, Quantized]:
+    """Q, K and V in e4m3.
+
+    Args:
+        scales: one of `SCALES`.
+        rows: the rows of a block, 64 by default, if each has a scale.
+        rotated: whether Q and K are rotated first (`rotate`), which leaves scores as they are and spreads what is large
+            over a row.
+
+    Raises:
+        ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, a block has no rows, rows are stated
+            of what has none, or a head_dim that is to be rotated is no power of two.
+    """
+    if rows is not None and scales != "block":
+        raise ValueError(
+            f'rows are those of a block: state scales="block" with them, not {scales!r}, or leave them out'
+        )
+    tensors = (q, k, v)
+    if scales == "head" and all(tensor.numel() for tensor in tensors) and quantizing.serves(*tensors):
+        made = quantizing.quantized(tensors, _signs(q.shape[-1], torch.device("cpu")) if rotated else None)
+        found = [Quantized(*one, tensor.shape[2]) for one, tensor in zip(made, tensors, strict=True)]
+    else:
+        turned = (rotate(q), rotate(k), v) if rotated else tensors
+        found = [_quantized(tensor, scales, 64 if rows is None else rows) for tensor in turned]
+    return found[0], found[1], found[2]
+
+
+def rounded(q: Tensor, k: Tensor, v: Tensor, rounding: str) -> tuple[Quantized, Quantized, Quantized]:
+    """Q, K and V in e4m3 by the name of a rounding: one of `SCALES`, followed by `ROTATED` where Q and K are rotated.
+
+    Products of rotated rows are those of the rows, so that attention of the dequantised tensors needs no turning back.
+    """
+    return quantize(q, k, v, rounding.removesuffix(ROTATED), rotated=rounding.endswith(ROTATED))
+
+
+def rotates(head_dim: int) -> bool:
+    """Whether rows of so many columns can be rotated."""
+    return head_dim.bit_count() == 1
+
+
+def rotate(tensor: Tensor) -> Tensor:
+    """The rows of a tensor in float32, rotated: signs changed as by chance, then Hadamard's transform, over √head_dim.
+
+    The same for every tensor of a head_dim, so that products of rotated rows are those of the rows. Each step adds two
+    numbers, so that the bits are the same on every device.
+
+    Raises:
+        ValueError: the head_dim is no power of two.
+    """
+    head_dim = tensor.shape[-1]
+    if not rotates(head_dim):
+        raise ValueError(f"rotating takes a head_dim that is a power of two, not {head_dim}")
+    rotated, half = tensor.float() * _signs(head_dim, tensor.device), 1
+    while half < head_dim:
+        left, right = rotated.unflatten(-1, (-1, 2, half)).unbind(-2)
+        rotated = torch.stack((left + right, left - right), dim=-2).flatten(-3)
+        half *= 2
+    return rotated * head_dim**-0.5
+
+
+@cache
+def _signs(head_dim: int, device: torch.device) -> Tensor:
+    signs = 1.0 - 2.0 * torch.randint(2, (head_dim,), generator=torch.Generator().manual_seed(SEED))
+    return signs.to(device)
+
+
+def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
+    if scales not in SCALES:
+        raise ValueError(f"unknown scales {scales!r}; known are {', '.join(SCALES)}")
+    if tensor.dtype not in DTYPES or not tensor.numel():
+        raise ValueError(f"quantising takes float16, bfloat16 and float32, not {tensor.dtype} of {list(tensor.shape)}")
+    if rows < 1:
+        raise ValueError(f"a block has at least one row, not {rows}")
+    length = tensor.shape[2]
+    given, rows = tensor.float(), rows if scales == "block" else length
+    unfit = ~given.isfinite()
+    largest = given.abs().masked_fill(unfit, 0.0).amax(-1)
+    if scales == "tensor":
+        largest = largest.amax().view(1, 1, 1)
+    else:
+        blocks = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows))
+        largest = blocks.amax(-1)
+    # The least scale is the least normal number: a subnormal one may be 0, on devices that flush them or by dividing.
+    # A scalar on the host would be multiplied by its reciprocal on a GPU.
+    found = (largest / torch.full_like(largest, LARGEST)).clamp(min=torch.finfo(torch.float32).tiny)
+    # What becomes of an infinity that is cast to e4m3 depends on PyTorch's version.
+    values = (given / _of_each_row(found, rows, length)).masked_fill(unfit, torch.nan).to(E4M3)
+    return Quantized(values, found, rows)
+
+
+def _of_each_row(scales: Tensor, rows: int, length: int) -> Tensor:
+    """The scale of each row, ``(batch, heads, length, 1)``; `scales` itself where there is one for all rows."""
+    return scales.repeat_interleave(rows, dim=-1)[..., :length].unsqueeze(-1) if rows < length else scales.unsqueeze(-1)

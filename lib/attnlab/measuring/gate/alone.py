@@ -1,0 +1,30 @@
+"""Whether an implementation gives a sequence the same bits alone and in a batch."""
+
+import random
+
+from attnlab.measuring.gate.gate import unlike
+from attnlab.measuring.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measuring.subjects.inputs import Inputs
+from attnlab.study.shapes import Shape
+
+
+def differing(implementation: Implementation, given: Inputs, shape: Shape) -> int | None:
+    """In how many elements the output for a sequence alone differs in its bits from that for the whole batch.
+
+    The sequence is drawn at random, and is called as a program would: what chooses by shape may choose otherwise.
+
+    Returns:
+        None where the question doesn't arise: a single sequence, sequences end to end, a backward pass, or a call that
+        the implementation doesn't serve.
+    """
+    if shape.batch == 1 or shape.lengths != "equal" or shape.direction != "forward":
+        return None
+    sequence = random.SystemRandom().randrange(shape.batch)
+    alone = tuple(tensor[sequence : sequence + 1] for tensor in given)
+    try:
+        with implementation.selected():
+            together = attempt(lambda: implementation.bound(given, shape)())[sequence]
+            by_itself = attempt(lambda: implementation.bound(alone, shape.resized(batch=1))())[0]
+    except (Unsupported, OutOfMemory, Broken):
+        return None
+    return unlike((together,), (by_itself,))

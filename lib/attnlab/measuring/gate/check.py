@@ -1,0 +1,105 @@
+"""The verdict of the gate on one output: its errors, what is allowed, and what else is wrong."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.base.rules import GATE_FACTOR
+from attnlab.measuring.fp8.accuracy import Deviation
+
+OUTPUTS = ("O", "dQ", "dK", "dV")
+"""The tensors that a call returns: in training all of these, otherwise only the first."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """Absolute errors of an output against the float64 oracle; infinite if an element isn't finite."""
+
+    maximum: float
+    mean: float
+
+    @classmethod
+    def between(cls, output: Tensor, oracle: Tensor) -> "Error":
+        """Compare two tensors of the same shape, a slab at a time to bound memory."""
+        worst, total = 0.0, 0.0
+        for got, right in zip(output.flatten(0, 1).split(64), oracle.flatten(0, 1).split(64), strict=True):
+            distance = (got.double() - right).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+            worst = max(worst, distance.max().item())
+            total += distance.sum().item()
+        return cls(worst, total / oracle.numel())
+
+    def within(self, allowed: "Error") -> bool:
+        """Whether neither the maximum nor the mean exceeds what is allowed."""
+        return self.maximum <= allowed.maximum and self.mean <= allowed.mean
+
+    def strain(self, allowed: "Error") -> float:
+        """The larger of the two errors, in units of what is allowed."""
+        return max(_ratio(self.maximum, allowed.maximum), _ratio(self.mean, allowed.mean))
+
+    def __str__(self) -> str:
+        return f"max {self.maximum:.2e} mean {self.mean:.2e}"
+
+
+NONE, UNBOUNDED = Error(0.0, 0.0), Error(math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict of the gate on one output.
+
+    Attributes:
+        error: the error of the implementation.
+        framework_error: the error of the same formula composed from torch operations, in the dtype of the inputs.
+        unavoidable: the error that the rounding of scores in float32 causes; see `Gate`.
+        rounded_once: the largest error that rounding the output to its dtype may cause; see `Gate`.
+        faults: what is wrong besides the error, in words.
+        differing: in how many elements two runs on the same inputs differ.
+        drawn: how far O is from attention of the inputs as they were drawn, whatever they were rounded to; None on
+            extremes.
+        output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.
+    """
+
+    error: Error
+    framework_error: Error
+    unavoidable: Error = NONE
+    rounded_once: float = 0.0
+    faults: tuple[str, ...] = ()
+    output: str = OUTPUTS[0]
+    differing: int = 0
+    drawn: Deviation | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the maximum and the mean error are small enough, and nothing else is wrong."""
+        return not self.faults and self.error.within(self.allowed)
+
+    @property
+    def reason(self) -> str:
+        """Why a check failed."""
+        wrong = not self.error.within(self.allowed)
+        return "; ".join([*self.faults, *([self._distance] if wrong or not self.faults else [])])
+
+    @property
+    def strain(self) -> float:
+        """The larger of the two errors, in units of what is allowed."""
+        return self.error.strain(self.allowed)
+
+    @property
+    def allowed(self) -> Error:
+        """The largest errors with which it passes."""
+        return Error(
+            GATE_FACTOR * (max(self.framework_error.maximum, self.unavoidable.maximum) + self.rounded_once),
+            GATE_FACTOR * max(self.framework_error.mean, self.unavoidable.mean),
+        )
+
+    @property
+    def _distance(self) -> str:
+        unit = Error(self.allowed.maximum / GATE_FACTOR, self.allowed.mean / GATE_FACTOR)
+        of = "" if self.output == OUTPUTS[0] else f" of {self.output}"
+        return f"error{of} against float64: {self.error}, allowed {GATE_FACTOR:g}x {unit}"
+
+
+def _ratio(error: float, allowed: float) -> float:
+    return error / allowed if allowed else math.inf * error if error else 0.0

@@ -1,0 +1,369 @@
+"""The gate: nothing is timed whose result is wrong, or right for the wrong reason.
+
+An output is compared with the float64 oracle, and the way in which it was computed is checked as well. Each of these
+fails a check:
+
+- elements that were not written, or are not finite: memory is poisoned before each run;
+- bytes written outside the output: it lies between guards, if the implementation allocates it with `outputs.like`;
+- an output that is no plain tensor, so that it may be computed only when it is looked at;
+- inputs that were changed, or returned as the output;
+- the output for earlier inputs: inputs change in place from check to check, and a returned output is poisoned;
+- two runs that differ in any bit, where the implementation has to repeat itself: shared memory and registers of the
+  multiprocessors hold something else in the second run, so a kernel that reads what it has not written gives itself
+  away, and a race has a second chance to do so;
+- runs that differ more and more, elsewhere;
+- work that the calling stream does not order: the second run is called before that stream has written the inputs, that
+  stream copies its output at once, and a graph captured from the stream has to compute the result by itself.
+
+A rung of the ladder has to be bitwise reproducible in a forward pass, unless its entry says that it isn't. Others may
+differ from run to run, as cuDNN's decoding does in a few elements, and backward passes do, which add with atomics: then
+each run is compared with the oracle, and how many elements differ is recorded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.measuring.fp8 import accuracy
+from attnlab.measuring.fp8.accuracy import Deviation
+from attnlab.measuring.fp8.quantize import E4M3, Quantized
+from attnlab.measuring.gate import ordering, poison, rounding
+from attnlab.measuring.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.subjects import outputs
+from attnlab.measuring.subjects.case import Call, Replay
+from attnlab.measuring.subjects.implementation import Attention, Broken, Tensors, by_sequence, with_gradients
+from attnlab.measuring.subjects.inputs import Inputs
+from attnlab.measuring.subjects.oracle import composed, of_each_head
+from attnlab.runs.schema import EXTREMES
+from attnlab.study.values import NORMAL
+
+# The number of elements at the start of an output that serve as its fingerprint.
+FINGERPRINT = 4096
+# Runs that differ from the first in ever more elements, in the end in so many times as many, are not merely rounded
+# differently.
+RUNS, GROWTH = 4, 10
+UNLIKE = "differs between two runs on the same inputs, in {} of {} elements"
+LATE = "doesn't wait for the stream that calls it: differs in {} of {} elements when that has yet to write the inputs"
+
+
+class Gate:
+    """The oracle for one set of inputs, against which any number of implementations is checked.
+
+    The mean error may be at most `GATE_FACTOR` times the framework's own on the same inputs. The largest may be at most
+    `GATE_FACTOR` times the sum of the framework's own and half a unit in the last place of the output's largest
+    element, the error of rounding it once; this is the criterion of FlashAttention's test suite. The largest of few
+    errors may be small by luck. A mean is not, and there such a step would let an output pass that is off by 1 %.
+
+    In float32 an error depends on how the last bits of a few scores were rounded: those of keys with large weights, of
+    keys that nearly tie, or of the single key in a tile's remainder. The framework may be luckier there than an
+    implementation that is just as good. `rounding.unavoidable` therefore takes the place of the framework's error where
+    it is larger. In a forward pass on normal inputs it does so for the largest error only. In float16 and bfloat16 the
+    framework's error is far larger than that.
+
+    What computes in FP8 is held to the numbers that its e4m3 inputs stand for: the oracle is of these, and in place of
+    the framework's own error stands that of PyTorch's operations which round where FP8 does (`fp8.accuracy`). How far
+    its output is from attention of the inputs as they were drawn is noted besides, and nothing fails by it.
+
+    Args:
+        given: Q, K and V, in training also the gradient of O; only the gate may change them.
+        kind: the shape's values, or one of `schema.EXTREMES`.
+        heads: in a forward pass, the heads whose values are compared, numbered over all batches; None for all. All
+            other checks cover every head.
+        sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
+        scale: the factor of the scores; None for 1/√D.
+        rounded: Q, K and V in e4m3, for what computes in FP8.
+        narrow: whether what rounds them so may round O to e4m3 too: an output in e4m3 is over the scale of V, and is
+            widened before it is compared.
+    """
+
+    def __init__(
+        self,
+        given: Inputs,
+        causal: bool,
+        kind: str = NORMAL,
+        heads: Sequence[int] | None = None,
+        sequences: tuple[int, ...] = (),
+        scale: float | None = None,
+        rounded: Sequence[Quantized] = (),
+        narrow: bool = False,
+    ) -> None:
+        self._inputs = given
+        self._values = tuple(tensor.clone() for tensor in given)
+        self._returned: Tensors | None = None
+        self._heads = None if heads is None else torch.tensor(heads, device=given[0].device)
+        self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
+        right = partial(composed, scale=scale)
+        attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
+        stated = tuple(tensor.dequantized() for tensor in rounded) or given
+        compared = stated if heads is None else tuple(map(self._compared, of_each_head(*stated)))
+        exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
+        self._oracle = exact
+        self._of_drawn = None if kind in EXTREMES else exact[0]
+        if rounded and self._of_drawn is not None:
+            (self._of_drawn,) = _computed(attention, tuple(tensor.double() for tensor in given), causal)
+        if rounded:
+            q, k, v = rounded
+            computed: Tensors = (accuracy.attention(q, k, v, causal, scale, given[0].dtype, self._heads),)
+        else:
+            computed = _computed(attention, compared, causal)
+        self._unit = rounded[2].scales.view(()) if narrow else None
+        if self._unit is not None:
+            computed = tuple(accuracy.in_e4m3(output, self._unit) for output in computed)
+        self._bounds = list(
+            zip(
+                [Error.between(output, oracle) for output, oracle in zip(computed, exact, strict=True)],
+                _unavoidable(compared, causal, kind, exact, sequences, scale),
+                [rounding.units(oracle.abs().max(), given[0].dtype).item() / 2 for oracle in exact],
+                strict=True,
+            )
+        )
+
+    @property
+    def _outputs(self) -> int:
+        """The number of tensors that a call returns."""
+        return 1 if len(self._inputs) == 3 else len(OUTPUTS)
+
+    def check(self, output: Tensor | Tensors, faults: Sequence[str] = ()) -> Check:
+        """Compare what was computed from this gate's inputs with the oracle.
+
+        Args:
+            output: O; in training O, dQ, dK and dV. The check is then of the one whose error is the worst.
+            faults: what is already known to be wrong.
+        """
+        returned = outputs.each(output)
+        if wrong := self._misshapen(returned):
+            return Check(UNBOUNDED, *self._bounds[0], (*faults, wrong))
+        known = tuple(dict.fromkeys(faults))
+        each = zip(self.errors(returned), self._bounds, OUTPUTS, strict=False)
+        checks = [Check(error, *bounds, known, name) for error, bounds, name in each]
+        return max(checks, key=lambda check: check.strain)
+
+    def examine(self, call: Call, earlier: set[bytes] | None = None, repeats: bool = True) -> Check:
+        """Run `call` twice or more, and check what it returns and how it computes that.
+
+        Args:
+            earlier: fingerprints of the outputs for earlier inputs, to which that of this output is added.
+            repeats: whether a forward pass has to be bitwise the same in every run.
+        """
+        self._returned = None
+        first, faults = self._run(call, 0)
+        if self._misshapen(first):
+            return self.check(first, faults)
+        second, more = self._run(call, 1, ordering.before_inputs)
+        faults += more
+        differing = unlike(first, second)
+        if differing and self._exact(repeats):
+            again, _ = self._run(call, 1)
+            faults.append((UNLIKE if unlike(first, again) else LATE).format(differing, _elements(first)))
+        elif differing:
+            faults += self._growing(call, first)
+        if earlier is not None:
+            fingerprint = _bits(first[0]).flatten()[:FINGERPRINT].cpu().numpy().tobytes()
+            if fingerprint in earlier:
+                faults.append("returned its output for earlier inputs")
+            earlier.add(fingerprint)
+        return self._worst([first, second], faults, differing, repeats)
+
+    def examine_captured(self, call: Call, repeats: bool = True) -> Check:
+        """Capture a graph of one call, which holds only what the calling stream orders, and check its replay."""
+        with outputs.guarded(outputs.POISONS[0]) as guards:
+            try:
+                replay = ordering.captured(call)
+            except ordering.NotCaptured as error:
+                fault = (
+                    f"does work that the stream which calls it doesn't order: no graph of it can be captured, {error}"
+                )
+                return Check(UNBOUNDED, *self._bounds[0], (fault,))
+        return self.examine_replay(replay, repeats, guards)
+
+    def examine_replay(self, replay: Replay, repeats: bool = True, guards: outputs.Guards | None = None) -> Check:
+        """Replay a graph that reads this gate's inputs twice, and check what it computes."""
+        self._returned = None
+        first, faults = self._run(lambda: _replayed(replay), 0, guards=guards)
+        second, more = self._run(lambda: _replayed(replay), 1, guards=guards)
+        faults += more
+        differing = unlike(first, second)
+        if differing and self._exact(repeats):
+            faults.append(UNLIKE.format(differing, _elements(first)))
+        return self._worst([first, second], faults, differing, repeats)
+
+    def errors(self, returned: Tensor | Tensors) -> list[Error]:
+        """The error of each tensor that a call returned, against the oracle."""
+        return [
+            Error.between(self._compared(tensor), oracle)
+            for tensor, oracle in zip(outputs.each(returned), self._oracle, strict=True)
+        ]
+
+    @property
+    def allowed(self) -> list[Error]:
+        """The errors with which each tensor that a call returns passes."""
+        return [Check(NONE, *bounds).allowed for bounds in self._bounds]
+
+    def _exact(self, repeats: bool) -> bool:
+        """Whether two runs have to be bitwise the same."""
+        return repeats and self._outputs == 1
+
+    def _worst(self, runs: list[Tensors], faults: list[str], differing: int, repeats: bool) -> Check:
+        """The check of the first run, or, if runs may differ, of the one with the largest error."""
+        checked = runs[:1] if self._exact(repeats) else runs
+        worst = max((self.check(run, faults) for run in checked), key=lambda check: check.strain)
+        wanted = None if self._misshapen(runs[0]) else self._of_drawn
+        drawn = None if wanted is None else Deviation.between(self._compared(runs[0][0]), wanted)
+        return replace(worst, differing=differing, drawn=drawn)
+
+    def _growing(self, call: Call, first: Tensors) -> list[str]:
+        """The fault of an implementation that differs from its first run more and more."""
+        found = [unlike(first, self._run(call, 1)[0]) for _ in range(RUNS)]
+        if all(before < after for before, after in pairwise(found)) and found[-1] >= GROWTH * max(1, found[0]):
+            counts = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
+            return [f"differs more with every run on the same inputs: in {counts} of {_elements(first)} elements"]
+        return []
+
+    def _misshapen(self, returned: Tensors) -> str:
+        """The fault in the shapes or dtypes of what was returned."""
+        shapes = tuple(tensor.shape for tensor in returned)
+        if shapes == self._shapes:
+            dtypes = {tensor.dtype for tensor in returned} - {self._inputs[0].dtype, torch.float64}  # the oracle's own
+            return f"returned {', '.join(map(str, dtypes))}, not {self._inputs[0].dtype}" if dtypes else ""
+        there, wanted = (", ".join(str(tuple(shape)) for shape in each) for each in (shapes, self._shapes))
+        return f"returned {there}, not {wanted}"
+
+    def _run(
+        self,
+        call: Call,
+        turn: int,
+        calling: Callable[[Call, Inputs, tuple[Tensor, ...]], Any] | None = None,
+        guards: outputs.Guards | None = None,
+    ) -> tuple[Tensors, list[str]]:
+        """Run on poisoned memory; returns copies of the outputs, and what is wrong.
+
+        Args:
+            turn: 0 for the first run, 1 for the second, which has another poison.
+            calling: calls `call`, given the inputs and their values; by default it is simply called.
+            guards: the guards of outputs that were allocated before; by default those of this run.
+        """
+        device = self._inputs[0].device
+        poison.fill(device, poison.WORDS[turn])
+        devices.synchronize(device)
+        try:
+            with outputs.guarded(outputs.POISONS[turn]) as fresh:
+                returned = outputs.each(calling(call, self._inputs, self._values) if calling else call())
+            if others := [type(output).__name__ for output in returned if not isinstance(output, Tensor)]:
+                raise Broken(f"returned {', '.join(others)}, and no tensor")
+            at_once = tuple(output.clone() for output in returned)
+            devices.synchronize(device)
+            return tuple(map(self._widened, at_once)), self._faults(returned, at_once, guards or fresh)
+        finally:
+            for held, value in zip(self._inputs, self._values, strict=True):
+                held.copy_(value)
+
+    def _widened(self, output: Tensor) -> Tensor:
+        if output.dtype != E4M3 or self._unit is None:
+            return output
+        return accuracy.widened(output, self._unit, self._inputs[0].dtype)
+
+    def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
+        """The faults of a run, apart from its errors; `at_once` are copies that its own stream made."""
+        faults = guards.overruns()
+        changed = [
+            name
+            for name, held, value in zip(("Q", "K", "V", "dO"), self._inputs, self._values, strict=False)
+            if _differing(held, value)
+        ]
+        if changed:
+            faults.append(f"changed its inputs: {', '.join(changed)}")
+        before = self._returned or (None,) * len(returned)
+        self._returned = returned
+        for output, copied, earlier in zip(returned, at_once, before, strict=False):
+            faults += self._faults_of(output, copied, earlier, guards)
+        return faults
+
+    def _faults_of(self, output: Tensor, at_once: Tensor, earlier: Tensor | None, guards: outputs.Guards) -> list[str]:
+        """The fault of one returned tensor; `earlier` is the one that the run before returned in its place."""
+        faults = []
+        if wrong := outputs.disguised(output, self._inputs[0].device):
+            return [wrong]
+        if any(_overlap(output, held) for held in self._inputs):
+            return ["returned memory of its inputs"]
+        if any(size > 1 and not stride for size, stride in zip(output.shape, output.stride(), strict=True)):
+            return ["returned elements that share memory"]
+        if late := _differing(at_once, output):
+            faults.append(
+                f"wrote {late} of {output.numel()} elements after the stream that called it had gone on: it works on "
+                "another stream"
+            )
+        unwritten = guards.unwritten(output, at_once)
+        if unwritten:
+            faults.append(f"{unwritten} of {output.numel()} elements not written")
+        elif earlier is not None and _overlap(output, earlier) and (left := int(at_once.isnan().sum())):
+            faults.append(f"returned what it had returned before, {left} of {output.numel()} elements not written anew")
+            unwritten = left
+        finite = ~at_once.isnan() if at_once.dtype == E4M3 else at_once.isfinite()  # e4m3 has no infinities
+        if not_finite := int((~finite).sum()) - unwritten:
+            faults.append(f"{not_finite} of {output.numel()} elements are not finite")
+        output.fill_(torch.nan)  # an implementation that returns this memory again has to write it again
+        return faults
+
+    def _compared(self, tensor: Tensor) -> Tensor:
+        return tensor if self._heads is None else tensor.flatten(0, 1)[self._heads].unsqueeze(0)
+
+
+def _computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
+    """O, in training also dQ, dK and dV, in the dtype of the inputs."""
+    if len(given) == 3:
+        q, k, v = given
+        return (attention(q, k, v, causal),)
+    return with_gradients(attention, given, causal)
+
+
+def _unavoidable(
+    given: Tensors, causal: bool, kind: str, exact: Tensors, sequences: tuple[int, ...], scale: float | None
+) -> Sequence[Error]:
+    """What rounding to float32 may cost each output, whatever the implementation; see `Gate`."""
+    if len(given) > 3:
+        in_float32 = given[0].dtype == torch.float32
+        return rounding.unavoidable_in_training(given, causal, scale) if in_float32 else len(OUTPUTS) * [NONE]
+    if kind != NORMAL:
+        return [rounding.unavoidable(given, causal, exact[0], sequences, scale)]
+    if given[0].dtype != torch.float32:
+        return [NONE]
+    return [replace(rounding.unavoidable(given, causal, exact[0], sequences, scale), mean=0.0)]
+
+
+def _replayed(replay: Replay) -> Tensor | Tensors:
+    for output in outputs.each(replay.output):
+        output.fill_(torch.nan)
+    replay.graph.replay()
+    return replay.output
+
+
+def _differing(a: Tensor, b: Tensor) -> int:
+    """The number of elements in which two tensors differ in any bit."""
+    return int((_bits(a) != _bits(b)).sum())
+
+
+def unlike(first: Tensors, second: Tensors) -> int:
+    """The number of elements in which two runs differ in any bit, without those that are NaN in both."""
+    return sum(
+        int(((_bits(one) != _bits(other)) & ~(one.isnan() & other.isnan())).sum())
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def _elements(tensors: Tensors) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(integers[tensor.element_size()])
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -1,0 +1,243 @@
+"""The reference: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
+
+The oracle takes too long to be asked after each sample. The reference itself is checked against it once for each shape,
+and again on the inputs of an output that is farther off than what the first values allow.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attnlab.measuring.fp8 import accuracy
+from attnlab.measuring.fp8.quantize import E4M3
+from attnlab.measuring.gate.check import Error
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.gate.rounding import units
+from attnlab.measuring.subjects import outputs
+from attnlab.measuring.subjects.case import Output
+from attnlab.measuring.subjects.implementation import (
+    Broken,
+    Implementation,
+    OutOfMemory,
+    Tensors,
+    Unsupported,
+    attempt,
+    by_sequence,
+)
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.measuring.subjects.oracle import composed
+from attnlab.measuring.subjects.sdpa import REGISTRY
+from attnlab.study.shapes import Shape
+
+COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
+REFERENCES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
+"""The fastest first. The last one's error is by definition what the gate calls the framework's own."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far a tensor of an output may be from the reference's: what the gate allows, plus the reference's own error.
+
+    Both may come from other values than those that are compared. By chance the reference's own error may be less than
+    half a unit in the last place of the largest element, which is the error that rounding an output may cost: it counts
+    as that at least. What the gate allows holds twice that already.
+
+    Attributes:
+        unit: the unit in the last place of the largest element, where errors were measured.
+    """
+
+    gate: Error
+    own: Error
+    unit: float
+
+    def at(self, unit: float) -> Error:
+        """The error allowed where the largest element has this unit in the last place; more if the unit is larger."""
+        maximum = self.gate.maximum + max(self.own.maximum, self.unit / 2)
+        grown = unit / self.unit if unit > self.unit > 0 else 1.0
+        return Error(grown * maximum, self.gate.mean + self.own.mean)
+
+
+class ReferenceCheck:
+    """Attention on the inputs that are in place, by windows.
+
+    Args:
+        rounding: how the inputs are rounded to e4m3 first, for what computes in FP8, as `quantize.rounded` takes it; ""
+            for not at all.
+
+    Attributes:
+        bounds: how far each tensor of an output may be from the reference's.
+    """
+
+    def __init__(self, windows: Windows, shape: Shape, rounding: str = "") -> None:
+        self._windows, self._shape, self._rounding = windows, shape, rounding
+        self._candidates = _of_e4m3(rounding) if rounding else REFERENCES
+        self._implementation = self._candidates[-1]
+        self._seen: dict[int, tuple[Tensors, Tensors]] = {}
+        self.bounds: list[Bound] = []
+
+    def appoint(self, gate: Gate) -> None:
+        """Choose the first of `REFERENCES` that passes a gate whose inputs are window 0, as it is now.
+
+        Raises:
+            OutOfMemory: the device's memory holds none of them.
+        """
+        for candidate in self._candidates:
+            self._implementation = candidate
+            try:
+                returned = attempt(lambda: self._computed(0))
+                errors = gate.errors(returned)
+            except (Unsupported, Broken):
+                continue
+            except OutOfMemory:
+                if candidate is self._candidates[-1]:
+                    raise
+                continue
+            if all(error.within(allowed) for error, allowed in zip(errors, gate.allowed, strict=True)):
+                break
+        self.bounds = _bounds(gate, returned, errors)
+
+    @property
+    def name(self) -> str:
+        """The implementation that was appointed."""
+        return self._implementation.name
+
+    def forget(self) -> None:
+        """Other values are in place now."""
+        self._seen.clear()
+
+    def look(self, window: int = 0) -> tuple[Tensors, Tensors]:
+        """The output for the values that are in place, and the largest element of each of its tensors."""
+        if window not in self._seen:
+            returned = self._computed(window)
+            self._seen[window] = returned, tuple(map(_largest, returned))
+        return self._seen[window]
+
+    def widened(self, output: Tensor, window: int) -> Tensor:
+        """An output in e4m3 in the inputs' dtype, times the scale of V; any other as it is."""
+        if output.dtype != E4M3:
+            return output
+        scale = self._windows.rounded(self._rounding)[window][2].scales.view(())
+        return accuracy.widened(output, scale, self._windows[window][0].dtype)
+
+    def bounds_on(self, gate: Gate, window: int) -> list[Bound]:
+        """The bounds on the values that are in place, of which this is the gate."""
+        returned, _ = self.look(window)
+        return _bounds(gate, returned, gate.errors(returned))
+
+    def _computed(self, window: int) -> Tensors:
+        rounded = self._windows.in_e4m3(self._rounding, window)
+        with self._implementation.selected():
+            output = self._implementation.bound(self._windows[window], self._shape, rounded)()
+        return outputs.each(output)
+
+
+References = Mapping[str, ReferenceCheck]
+"""Those of a shape, by how what they are for rounds its inputs to e4m3; "" for what doesn't."""
+
+
+def _of_e4m3(rounding: str) -> tuple[Implementation, ...]:
+    """What samples are compared with that round their inputs so: SDPA's backends in float16, then the formula in e4m3.
+
+    The formula reads and writes all scores a dozen times, and is farther from float64.
+    """
+    in_half = [
+        Implementation(
+            f"{one.name} of e4m3 in float16",
+            partial(accuracy.in_half, one.call),
+            one.selected,
+            rounding=rounding,
+            quantized=True,
+        )
+        for one in REFERENCES[:-1]
+    ]
+    return (
+        *in_half,
+        Implementation("composed operations in e4m3", accuracy.attention, rounding=rounding, quantized=True),
+    )
+
+
+def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:
+    units = [_unit(float(_largest(tensor)), tensor.dtype) for tensor in returned]
+    return [Bound(*found) for found in zip(gate.allowed, errors, units, strict=True)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far an output was from the reference's.
+
+    Attributes:
+        errors: of each tensor; `units` are those in the last place of their largest elements.
+    """
+
+    reference: str
+    errors: list[Error]
+    units: list[float]
+    bounds: list[Bound]
+
+    @property
+    def strain(self) -> float:
+        """The largest error in units of what is allowed; infinite if an element was not finite."""
+        error, allowed = self._worst
+        return error.strain(allowed)
+
+    def __str__(self) -> str:
+        error, allowed = self._worst
+        return f"error against {self.reference} on the same inputs: {error}, allowed {allowed}"
+
+    @property
+    def _worst(self) -> tuple[Error, Error]:
+        """The error of the tensor that is the farthest off, and what is allowed of it."""
+        allowed = (bound.at(unit) for bound, unit in zip(self.bounds, self.units, strict=True))
+        return max(zip(self.errors, allowed, strict=True), key=lambda pair: pair[0].strain(pair[1]))
+
+
+class Tally:
+    """Comparisons of one case's outputs with the reference's. They stay on the device until they are read.
+
+    Args:
+        most: how many outputs are compared at most.
+    """
+
+    def __init__(self, reference: ReferenceCheck, most: int, device: torch.device) -> None:
+        self._reference, self._count = reference, 0
+        self._found = torch.zeros(most, len(reference.bounds), 3, device=device)
+        self._dtypes: tuple[torch.dtype, ...] = ()
+
+    def compare(self, output: Output, window: int = 0) -> None:
+        """Compare an output with the reference's, then poison it, so that it has to be written again."""
+        given = outputs.each(output)
+        returned = [self._reference.widened(tensor, window) for tensor in given]
+        self._dtypes = tuple(tensor.dtype for tensor in returned)
+        seen = zip(*self._reference.look(window), strict=True)
+        for tensor, (right, largest), found in zip(returned, seen, self._found[self._count], strict=True):
+            distance = tensor - right
+            torch.linalg.vector_norm(distance, math.inf, dtype=torch.float32, out=found[0])
+            torch.linalg.vector_norm(distance, 1, dtype=torch.float32, out=found[1])
+            found[1] /= tensor.numel()
+            found[2] = largest
+        for tensor in given:
+            tensor.fill_(torch.nan)
+        self._count += 1
+
+    def read(self) -> list[Comparison]:
+        """The comparisons so far, in the order in which they were made."""
+        found = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
+        return [self._comparison(tensors) for tensors in found]
+
+    def _comparison(self, found: list[list[float]]) -> Comparison:
+        errors = [Error(maximum, mean) for maximum, mean, _ in found]
+        units = [_unit(largest, dtype) for (*_, largest), dtype in zip(found, self._dtypes, strict=True)]
+        return Comparison(self._reference.name, errors, units, self._reference.bounds)
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, math.inf, dtype=torch.float32)
+
+
+def _unit(largest: float, dtype: torch.dtype) -> float:
+    """The unit in the last place of a number of this size; 0 for none."""
+    return units(torch.tensor(largest), dtype).item() if 0 < largest < math.inf else 0.0

@@ -1,0 +1,260 @@
+"""The locked environment: setting it, asserting that it holds, and recording what it is."""
+
+import gc
+import os
+import platform
+import random
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.base import documents, rules
+from attnlab.base.errors import Outdated, UserError
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.instruments.telemetry import Telemetry
+from attnlab.measuring.watch import Spoiled
+from attnlab.runs import read, tuned
+
+CUBLAS_WORKSPACE = ":4096:8"
+PACKAGES = ("torch", "numpy")
+"""The packages whose versions results depend on, on every device; on a GPU those of `ON_A_GPU` too."""
+ON_A_GPU = ("triton", "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py")
+OF_PEERS = {
+    "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
+    "peer.cudnn": ("nvidia-cudnn-frontend",),
+    "peer.cudnn_fp8": ("nvidia-cudnn-frontend",),
+    "peer.flashinfer": ("flashinfer-python", "apache-tvm-ffi"),
+    "peer.xformers": ("xformers",),
+}
+"""On a GPU, by the implementation that imports them."""
+NO_LIMIT = 2**31 - 1
+MISSING = "n/a"
+"""The version of a package that is not installed."""
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
+    "tf32_matmul": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
+    "tf32_cudnn": (lambda: torch.backends.cudnn.allow_tf32, False),
+    "cudnn_benchmark": (lambda: torch.backends.cudnn.benchmark, False),
+    "cudnn_deterministic": (lambda: torch.backends.cudnn.deterministic, True),
+    "deterministic_algorithms": (torch.are_deterministic_algorithms_enabled, True),
+    "deterministic_warn_only": (torch.is_deterministic_algorithms_warn_only_enabled, True),
+    "fill_uninitialized_memory": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        False,
+    ),
+    "cublas_workspace_config": (lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""), CUBLAS_WORKSPACE),
+    "seed": (torch.initial_seed, rules.SEED),
+}
+"""The locked settings: how each is read back from torch, and what it is locked to."""
+
+
+def _unsettable(value: Any) -> None:
+    raise RuntimeError(f"only what changed this can make it {value}")
+
+
+def _each_autocast(read: Callable[[str], Any]) -> dict[str, Any]:
+    return {device: read(device) for device in ("cpu", "cuda")}
+
+
+def _set_autocast(enabled: Mapping[str, bool]) -> None:
+    for device, on in enabled.items():
+        torch.set_autocast_enabled(device, on)
+
+
+def _set_autocast_dtypes(dtypes: Mapping[str, torch.dtype]) -> None:
+    for device, dtype in dtypes.items():
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _flushes_denormal() -> bool:
+    return bool((torch.full((1,), 1e-39, dtype=torch.float32, device="cpu") * 1 == 0).item())
+
+
+_CUDA, _MATMUL = torch.backends.cuda, torch.backends.cuda.matmul
+KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "default_device": (torch.get_default_device, lambda device: torch.set_default_device(None)),
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "flash_sdp": (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    "mem_efficient_sdp": (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    "math_sdp": (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
+    "cudnn_sdp": (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
+    "fp16_bf16_reduction_math_sdp": (
+        _CUDA.fp16_bf16_reduction_math_sdp_allowed,
+        _CUDA.allow_fp16_bf16_reduction_math_sdp,
+    ),
+    "sdp_priority": (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
+    "fp16_reduction": (
+        lambda: _MATMUL.allow_fp16_reduced_precision_reduction,
+        lambda on: setattr(_MATMUL, "allow_fp16_reduced_precision_reduction", on),
+    ),
+    "bf16_reduction": (
+        lambda: _MATMUL.allow_bf16_reduced_precision_reduction,
+        lambda on: setattr(_MATMUL, "allow_bf16_reduced_precision_reduction", on),
+    ),
+    "cudnn_enabled": (lambda: torch.backends.cudnn.enabled, torch._C._set_cudnn_enabled),
+    "mkldnn_enabled": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "interop_threads": (torch.get_num_interop_threads, torch.set_num_interop_threads),
+    "autocast": (partial(_each_autocast, torch.is_autocast_enabled), _set_autocast),
+    "autocast_dtype": (partial(_each_autocast, torch.get_autocast_dtype), _set_autocast_dtypes),
+    "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    "grad": (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    "anomaly": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "inference_mode": (torch.is_inference_mode_enabled, _unsettable),
+    "function_modes": (torch._C._len_torch_function_stack, _unsettable),
+    "dispatch_modes": (torch._C._len_torch_dispatch_stack, _unsettable),
+    "flush_denormal": (_flushes_denormal, torch.set_flush_denormal),
+    "garbage_collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+}
+"""Settings that an implementation may not leave changed: how each is read, and put back. They aren't locked: a study
+is measured with a program's own."""
+
+
+def lock() -> None:
+    """Fix every setting that could change results or speed, then assert that it holds.
+
+    Raises:
+        UserError: a setting did not hold; nothing is measured then.
+    """
+    # cuBLAS reads it when its first handle is made, so it is set before anything touches the device.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
+    # In this order: setting the precision also sets the TF32 flags.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    # In strict mode SDPA silently refuses its cuDNN backend, whose backward pass is not deterministic.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The line above turns it on: it would fill every fresh tensor with NaN inside the timed window.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    random.seed(rules.SEED)
+    np.random.seed(rules.SEED)
+    torch.manual_seed(rules.SEED)
+    tuned.counted = False
+    for setting, found in settings().items():
+        if found != (wanted := SETTINGS[setting][1]):
+            raise UserError(
+                f"the environment is not locked: {setting} is {found!r} and must be {wanted!r}; nothing was measured"
+            )
+
+
+@contextmanager
+def kept() -> Iterator[list[str]]:
+    """Undo what is changed inside of the settings that are locked, and of `KEPT`.
+
+    Afterwards, the list holds the names of those that were changed.
+
+    Raises:
+        Spoiled: one can't be put back.
+    """
+    changed: list[str] = []
+    locked, others = settings(), _others()
+    try:
+        yield changed
+    finally:
+        changed += [name for name, value in settings().items() if value != locked[name]]
+        if changed:
+            lock()
+        left = {name: value for name, value in others.items() if KEPT[name][0]() != value}
+        for name, value in left.items():
+            with suppress(RuntimeError):
+                KEPT[name][1](value)
+        changed += left
+        if lasting := [name for name in left if KEPT[name][0]() != others[name]]:
+            raise Spoiled(f"changed settings of torch that can't be put back: {', '.join(lasting)}")
+
+
+def _others() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in KEPT.items()}
+
+
+def compile_every_shape() -> None:
+    """Let `torch.compile` compile for as many shapes as there are; past its limit it would call a function uncompiled.
+
+    Whatever else makes it give up raises an error, and fails the case.
+    """
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled yet
+        config = sys.modules["torch._dynamo"].config
+        config.recompile_limit = config.accumulated_recompile_limit = NO_LIMIT
+        config.fail_on_recompile_limit_hit = True
+
+
+def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
+    """Lock the environment, and require it to be the one that a run began in.
+
+    Args:
+        expected: the hash of that environment.
+
+    Raises:
+        UserError: a setting did not hold.
+        Outdated: the environment is another; the message names the parts that differ.
+    """
+    lock()
+    before = read.read_manifest(run)["environment"]
+    found = fingerprint(device, before["packages"])
+    if found["hash"] != expected:
+        parts = [part for part in found if part not in ("hash", "packages") and found[part] != before.get(part)]
+        packages = {name: was for name, was in before["packages"].items() if found["packages"][name] != was}
+        versions = [f"{name} is {found['packages'][name]}, was {was}" for name, was in packages.items()]
+        what = f" ({'; '.join([*versions, *parts])})" if versions or parts else ""
+        undone = f"`{_installing(packages)}` undoes that, or " if packages and not parts else ""
+        raise Outdated(f"the environment changed since the run {run!r} began{what}: {undone}start a new run")
+
+
+def _installing(versions: Mapping[str, str]) -> str:
+    """The command that brings packages to these versions."""
+    wanted = [f"{name}=={version}" for name, version in versions.items() if version != MISSING]
+    unwanted = [name for name, version in versions.items() if version == MISSING]
+    steps = [("install", *wanted)] * bool(wanted) + [("uninstall", "--yes", *unwanted)] * bool(unwanted)
+    return " && ".join(shlex.join([sys.executable, "-m", "pip", *step]) for step in steps)
+
+
+def settings() -> dict[str, Any]:
+    """The settings as they are now."""
+    return {name: found() for name, (found, _) in SETTINGS.items()}
+
+
+def packages(device: torch.device, named: Iterable[str] = ()) -> list[str]:
+    """The packages that measuring on a device imports, where the implementations `named` are measured."""
+    if device.type != "cuda":
+        return [*PACKAGES]
+    return [*PACKAGES, *ON_A_GPU, *(package for name in named for package in OF_PEERS.get(name, ()))]
+
+
+def fingerprint(device: torch.device, packages: Iterable[str]) -> dict[str, Any]:
+    """Everything in the environment that a run's results may depend on, and its SHA-256 as ``hash``.
+
+    Args:
+        packages: those whose versions count.
+    """
+    found = {
+        "settings": settings(),
+        "device": devices.describe(device),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {package: _version(package) for package in packages},
+        "cuda": torch.version.cuda or "n/a",
+        "cudnn": str(torch.backends.cudnn.version()) if device.type == "cuda" else "n/a",
+        "driver": Telemetry(device).driver,
+        "card": Telemetry(device).limits(),
+        "threads": torch.get_num_threads(),
+    }
+    return found | {"hash": documents.digest(found)}
+
+
+def _version(package: str) -> str:
+    if package == "torch":
+        return torch.__version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return MISSING

@@ -1,0 +1,168 @@
+"""Processes that measure: how they are started, watched, end with the one that started them, and are ended by it."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from attnlab.base.parent import ctrl_c_blocked, end_with_parent
+from attnlab.measuring import watch
+
+POLL_S = 0.05
+EXIT_S = 10.0
+"""How long a process may take to exit when its job is done: threads of an implementation may never end."""
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of processes that others may have ended: a person, a scheduler, the system where memory runs out."""
+
+
+class _Processes(ThreadPoolExecutor):
+    """Its thread starts a fresh process for each job, and another where an implementation ended the one before."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__(1)
+        self._environment = dict(environment)
+        self.stopped = False
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future:
+        """Submit a call. Its process takes Ctrl-C from `begin` on: while that imports, it would print a traceback."""
+        with ctrl_c_blocked():
+            return super().submit(self._result, pickle.dumps((call, arguments, named)))
+
+    def _result(self, packed: bytes) -> Any:
+        failures: watch.Failures = {}
+        victim: watch.Step | None = None
+        while not self.stopped:
+            answer, step, code = _process(packed, self._environment, failures)
+            value, error = answer or (None, BrokenProcessPool("the measuring process died"))
+            if error is None:
+                return value
+            why = _blame(error, step, code)
+            if not why or step is None or watch.failed(failures, step):
+                raise error
+            if code in FROM_OUTSIDE and not (victim and victim.same(step)):
+                victim = step  # not its fault yet
+                continue
+            failures[step.implementation, step.place] = why
+            tqdm.write(f"{step.implementation} {why}; the other implementations go on", file=sys.stderr)
+        raise BrokenProcessPool("the measuring process was stopped")
+
+
+def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
+    """An executor that runs one process at a time, a new one for each job: one GPU, strictly serial.
+
+    A job may be done more than once: where an implementation ended its process, it begins again without that one.
+
+    Args:
+        environment: variables that its processes have besides those of this process.
+    """
+    return _Processes(environment or {})
+
+
+def begin(variables: Mapping[str, str]) -> None:
+    """Prepare this process for its job: it ends with the one that started it, and on Ctrl-C without a word.
+
+    Args:
+        variables: what its environment has besides that of the one that started it.
+    """
+    # The lock on a run ends with the process that holds it: one that resumes the run must not find this one measuring.
+    end_with_parent()
+    os.environ.update(variables)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which `stop` ends it
+    # Ctrl-C reaches the whole process group, and the parent explains it. Under nohup, or as a shell's background job,
+    # the parent goes on after it and needs this process.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def stop(pool: Executor) -> None:
+    """End the work of an executor, and the processes that this one started; returns when they have ended."""
+    if isinstance(pool, _Processes):
+        pool.stopped = True  # it starts none in place of those that end now
+    # In a thread of its own, since it returns only when they have ended.
+    ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+    with ctrl_c_blocked():
+        ending.start()
+        while ending.is_alive():
+            for child in multiprocessing.active_children():
+                child.terminate()
+            ending.join(POLL_S)
+
+
+def _process(
+    packed: bytes, environment: Mapping[str, str], failures: watch.Failures
+) -> tuple[tuple[Any, BaseException | None] | None, watch.Step | None, int]:
+    """Do a pickled call in a fresh process.
+
+    Returns its value and its error, or None if it gave neither; the last step of its board; and its exit code, 0 if it
+    was ended since a step took too long.
+    """
+    context = multiprocessing.get_context("spawn")
+    board = watch.board(context)
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sending, packed, environment, board, failures))
+    process.start()
+    sending.close()
+    answer, step, ends = None, None, False
+    while answer is None and not ends:
+        ends = not process.is_alive()  # asked first: what it sent before its end is read now
+        with suppress(EOFError):
+            if receiving.poll(0 if ends else POLL_S):
+                answer = pickle.loads(receiving.recv_bytes())
+        step = watch.read(board)
+        if step and step.overdue:
+            process.kill()
+            process.join()
+            return None, step, 0
+    return answer, step, _exit_code(process)
+
+
+def _answer(
+    sending: Connection, packed: bytes, environment: Mapping[str, str], board: Any, failures: watch.Failures
+) -> None:
+    begin(environment)
+    watch.begin(board, failures)
+    try:
+        call, arguments, named = pickle.loads(packed)
+        answer = pickle.dumps((call(*arguments, **named), None))
+    except Exception as error:
+        error.add_note(traceback.format_exc())  # which doesn't travel by itself
+        answer = pickle.dumps((None, error))
+    sending.send_bytes(answer)
+
+
+def _exit_code(process: BaseProcess) -> int:
+    process.join(EXIT_S)
+    process.kill()
+    while process.exitcode is None:  # `stop` may have asked for it at this moment
+        process.join(POLL_S)
+    return process.exitcode
+
+
+def _blame(error: BaseException, step: watch.Step | None, code: int) -> str:
+    """What the implementation of the last step did, in words; "" if the end wasn't its own."""
+    if step is None:
+        return ""
+    if isinstance(error, watch.Spoiled):
+        return str(error)
+    if isinstance(error, torch.AcceleratorError):  # which may show only when the next step is under way
+        return f"made the device fail: {str(error).splitlines()[0]}"
+    if not isinstance(error, BrokenProcessPool) or not step.within:
+        return ""
+    if step.overdue:
+        return f"did not return within {step.limit_s:.0f} s"
+    how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    return f"ended its process ({how})"

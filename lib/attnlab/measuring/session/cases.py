@@ -1,0 +1,142 @@
+"""The cases of one shape: through the gate, their preparation, their samples, and the gate again."""
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+
+from attnlab.base import rules
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.gate.reference_check import ReferenceCheck, References
+from attnlab.measuring.instruments import devices, environment, inspection
+from attnlab.measuring.session import rows
+from attnlab.measuring.session.checks import check_all
+from attnlab.measuring.session.rounds import Rounds
+from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.runs import read, write
+from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, Row, block_key
+from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+# Warm-up goes on past the calls that the study asks for until two windows agree, or for this many windows.
+WARMUP_WINDOW = 10
+WARMUP_WINDOWS = 20
+
+
+def measure_shape(session: Session, shape: Shape) -> None:
+    """Check and time all subjects at one shape, unless it is already recorded. Its cases are written last."""
+    key = session.key(shape)
+    if key in write.recorded(session.job.run, "cases"):
+        return
+    environment.compile_every_shape()
+    subjects = [Subject.named(name, key, session.job.study) for name in session.job.study.subjects]
+    checks: list[Row] = []
+    try:
+        calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
+        windows = attempt(lambda: Windows(shape, session.device, calls))
+    except OutOfMemory as error:
+        drop_all(subjects, "Q, K and V", error)
+    except Unsupported as error:
+        for subject in subjects:
+            subject.drop(SKIPPED, str(error))
+    else:
+        checks = _measure_subjects(session, shape, subjects, windows)
+    write.add_part(session.job.run, "checks", key, CHECKS.frame(checks))
+    if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
+        write.add_part(session.job.run, "resources", key, RESOURCES.frame(resources))
+    write.add_part(session.job.run, "cases", key, CASES.frame([rows.case(session, shape, s) for s in subjects]))
+    subjects.clear()
+    devices.release(session.device)
+
+
+def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
+    for subject in alive(subjects):
+        subject.case = subject.attempt(partial(Case.of, subject.implementation, windows, shape)) or subject.case
+    windows.draw(session.seed(shape, "first"))
+    for subject in alive(subjects):  # before the gate, which calls each a dozen times
+        subject.attempt(partial(_require_short, session, subject))
+        devices.release(session.device)
+    references = {
+        rounding: ReferenceCheck(windows, shape, rounding)
+        for rounding in dict.fromkeys(subject.implementation.rounding for subject in subjects)
+    }
+    checks = check_all(session, shape, subjects, windows, "before", references)
+    windows.draw(session.seed(shape, "timed"))
+    _prepare(session, shape, subjects, sum(tensor.nbytes for tensor in windows[0]))
+    for timing in session.timings:
+        _record_block(session, shape, subjects, timing, windows, references)
+    return checks + check_all(session, shape, subjects, windows, "after")
+
+
+def _prepare(session: Session, shape: Shape, subjects: list[Subject], inputs_bytes: int) -> None:
+    for subject in alive(subjects):
+        subject.attempt(partial(_prepare_case, session, shape, subject, inputs_bytes))
+        devices.release(session.device)
+    if any(timing.clock != "eager" for timing in session.timings):
+        pool = torch.cuda.graph_pool_handle()
+        for subject in alive(subjects):
+            subject.attempt(partial(cuda_events.capture, subject.case, pool))
+            devices.release(session.device)
+
+
+def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes: int) -> None:
+    case = subject.case
+    case.refresh()
+    if subject.implementation.resources and case.windows is not None:
+        q, k, v, *_ = case.windows[0]
+        needs = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
+        subject.details["resources"] = needs
+    subject.details["kernels"] = inspection.kernels(case.call, session.device)
+    subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
+    subject.details |= _warm_up(session, case)
+
+
+def _require_short(session: Session, subject: Subject) -> None:
+    """Raise Unsupported if a call takes longer than the study allows."""
+    case, longest_ms = subject.case, session.job.study.longest_call_ms
+    case.refresh()
+    case.call()  # what the first call compiles is not counted
+    for _ in range(2):  # one call may have been held up
+        call_ms = cuda_events.roughly_us(case, session.device, 1) / 1e3
+        if call_ms <= longest_ms:
+            subject.takes(call_ms / 1e3)
+            return
+    raise Unsupported(f"{TOO_LONG} {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
+
+
+def _warm_up(session: Session, case: Case) -> dict[str, Any]:
+    """Call until two windows in a row agree; returns how many calls that took, and whether they ever agreed."""
+    least = -(-session.job.study.warmup_calls // WARMUP_WINDOW)
+    last, steady = cuda_events.roughly_us(case, session.device, WARMUP_WINDOW), False
+    windows = 1
+    while windows < least or (not steady and windows < WARMUP_WINDOWS):
+        now = cuda_events.roughly_us(case, session.device, WARMUP_WINDOW)
+        steady = abs(now - last) <= rules.STEADY * last
+        last, windows = now, windows + 1
+    return {"warmup_calls": windows * WARMUP_WINDOW, "steady": steady}
+
+
+def _record_block(
+    session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, references: References
+) -> None:
+    """Record the samples of one timing as one part. If it is there already, drop who was wrong in it."""
+    job = session.job
+    key = block_key(job.study, shape, job.replicate, timing)
+    if key in write.recorded(job.run, "samples"):
+        _recall(subjects, read.part(job.run, "samples", key), timing)
+    elif alive(subjects):
+        samples = Rounds(session, shape, timing, windows, references).take(subjects)
+        write.add_part(job.run, "samples", key, SAMPLES.frame(samples))
+
+
+def _recall(subjects: list[Subject], samples: pd.DataFrame, timing: Timing) -> None:
+    strains = samples[samples["strain"] > 1].groupby("implementation")["strain"].max()
+    for subject in alive(subjects):
+        if strain := strains.get(subject.implementation.name):
+            wrong = f"an output's error was {strain:.3g} times what is allowed, before the run was interrupted"
+            subject.drop(FAILED, f"while timed, {timing}: {wrong}")

@@ -1,0 +1,136 @@
+"""The gate for all subjects of a shape: which inputs they are checked on, and by which routes."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+from attnlab.measuring.gate import alone
+from attnlab.measuring.gate.check import Check
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.gate.reference_check import References
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.session import rows
+from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
+from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED, Row
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+# On the extremes, the gate compares this many scores' worth of heads: 16 of 512 keys, or one of 2048. On the values
+# that are timed it compares all, since timed outputs are held to the errors that it finds, and heads may be unlike.
+COMPARED_SCORES = 2**22
+
+
+def check_all(
+    session: Session,
+    shape: Shape,
+    subjects: list[Subject],
+    windows: Windows,
+    moment: str,
+    references: References | None = None,
+) -> list[Row]:
+    """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check.
+
+    Args:
+        moment: ``before`` or ``after`` timing.
+        references: those to be appointed at the gates for the shape's values.
+    """
+    checked: list[Row] = []
+    roundings = list(dict.fromkeys(subject.implementation.rounding for subject in subjects)) or [*(references or ())]
+    for kind, rounding in product(_kinds(session.job.study, shape, moment), roundings):
+        held = [subject for subject in subjects if subject.implementation.rounding == rounding]
+        if rounding and not alive(held):
+            continue
+        windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
+        try:
+            gate = attempt(partial(gate_of, shape, windows, kind, rounding))
+            if references is not None and kind == shape.values:
+                references[rounding].appoint(gate)
+        except Unsupported as error:
+            for subject in alive(held):
+                subject.drop(SKIPPED, str(error))
+            continue
+        except OutOfMemory as error:
+            drop_all(held, "the oracle's scores", error)
+            continue
+        for subject in alive(held):
+            for route, check in _by_route(session, subject, gate, kind):
+                checked.append(rows.check(session, shape, subject, check, moment, kind, route))
+                if not check.passed:
+                    at = f"{route}, {kind}" if kind in EXTREMES else route
+                    subject.drop(FAILED, f"{moment} timing, {at}: {check.reason}")
+                    break
+            # Once, since it is of the code: what plans or compiles does so anew for a batch of one.
+            asks_alone = moment == "before" and kind == shape.values and not session.job.replicate
+            if asks_alone and subject.alive:
+                asked = partial(alone.differing, subject.implementation, windows[0], shape)
+                subject.details["alone_differing"] = subject.attempt(asked)
+            devices.release(session.device)
+    return checked
+
+
+def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
+    """The kinds of inputs to check on: the shape's values, and before timing the extremes.
+
+    Of shapes that differ in their values alone, the study's first has the extremes. In training there are none, since
+    the gradients of a saturated softmax are zero.
+    """
+    first = next(other for other in study.shapes if other.plain == shape.plain)
+    extremes = moment == "before" and shape.direction == "forward" and shape == first
+    return (shape.values, *(EXTREMES if extremes else ()))
+
+
+def gate_of(shape: Shape, windows: Windows, kind: str = "", rounding: str = "", window: int = 0) -> Gate:
+    """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`.
+
+    Args:
+        rounding: how what is checked rounds them to e4m3, as `quantize.rounded` takes it; "" for not at all.
+
+    Raises:
+        Unsupported: the shape's inputs can't be rounded so.
+    """
+    kind = kind or shape.values
+    heads = few_heads(shape) if kind in EXTREMES else None
+    sequences = shape.sequences if shape.lengths == "spread" else ()
+    rounded = windows.in_e4m3(rounding, window)
+    # A scale for each tensor is what cuDNN takes, whose FP8 attention was made to give e4m3.
+    narrow = rounding == "tensor"
+    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, rounded, narrow)
+
+
+def few_heads(shape: Shape) -> list[int] | None:
+    """As many heads as are cheap for the gate to compare, drawn at random; None if that is all of them.
+
+    The operating system draws them, so that no implementation can know them, not even by the run's seed.
+    """
+    heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
+    compared = max(1, COMPARED_SCORES * heads // shape.scores)
+    if compared >= heads:
+        return None
+    return sorted(random.SystemRandom().sample(range(heads), compared))
+
+
+def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iterator[tuple[str, Check]]:
+    """Check what a subject computes from the current inputs, by each route that is timed.
+
+    On a GPU, as long as no graphs have been captured for timing, a graph of a single call is captured for the
+    shape's values and thrown away.
+    """
+    call, repeats = subject.case.call, subject.implementation.repeats
+    subject.case.refresh()
+    called = subject.attempt(lambda: gate.examine(call, subject.earlier, repeats))
+    if called is not None:
+        yield "call", called
+    if not subject.alive:
+        return
+    timed = list(filter(None, dict.fromkeys((subject.case.one, subject.case.many))))
+    for replay in timed:
+        with subject.running():
+            replayed = gate.examine_replay(replay, repeats)
+        yield f"graph of {replay.calls}", replayed
+    if not timed and session.device.type == "cuda" and kind not in EXTREMES:
+        captured = subject.attempt(lambda: gate.examine_captured(call, repeats))
+        if captured is not None:
+            yield "graph of 1", captured

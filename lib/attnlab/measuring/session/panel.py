@@ -1,0 +1,171 @@
+"""The panel: calls from microseconds to milliseconds, each timed by our clocks and by those of other tools.
+
+=================  =====  ==========================================================================================
+method             cache  what one sample is
+=================  =====  ==========================================================================================
+eager              warm   our clock
+device             warm   our clock
+device.cold        cold   our clock
+device.repeated    warm   our clock around calls that all read the same values, which a run's samples never do
+cupti              warm   CUPTI's durations of a call's kernels, called one after the other, mean of the calls
+cupti.graph        warm   the same of the graph that ``device`` replays
+cupti.span         warm   from the first kernel's start in that graph to the last one's end, over its calls
+triton.do_bench    cold   Triton's do_bench, median of its repetitions: it writes 256 MB before each
+triton.cudagraph   warm   Triton's do_bench_cudagraph, median of its repetitions
+nvbench.cold       cold   NVBench's mean time of one call's graph: it empties the L2 and holds the stream before each
+nvbench.batch      warm   NVBench's mean time of the graph that ``device`` replays, over its calls
+ncu                warm   Nsight Compute's durations of a call's kernels, each run alone
+ncu.cold           cold   the same after our flush
+=================  =====  ==========================================================================================
+
+The first nine run in one process and take turns. NVBench and Nsight Compute run in a process of their own
+(`attnlab.measuring.clocks.external_tools`). For each case, the canary also looks at what the L2 holds when a sample of
+each of our clocks begins. After the cases, loads without pause show how long a burst lasts
+(`attnlab.measuring.session.load`).
+"""
+
+import random
+
+import numpy as np
+import torch
+
+from attnlab.measuring import watch
+from attnlab.measuring.clocks import external_tools
+from attnlab.measuring.clocks.canary import Canary
+from attnlab.measuring.clocks.in_process import IN_TURN, TIMINGS, methods_of
+from attnlab.measuring.clocks.warm import graphed
+from attnlab.measuring.instruments import devices
+from attnlab.measuring.instruments.telemetry import Telemetry
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import Broken, OutOfMemory, Unsupported
+from attnlab.runs import methods, metrics, write
+from attnlab.runs.schema import Row
+from attnlab.runs.tables import PANEL, RESIDENCY
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+ROUNDS = 9
+LOOKS = 3
+STEPS = 10
+"""A case of the panel, or a load, takes no longer than so many steps of a study may."""
+
+
+def cases(study: Study) -> list[tuple[str, Shape]]:
+    """The panel's cases: a call as short as possible, the target's axes at growing lengths, and all implementations
+    at the target and at a longer causal shape."""
+    target = study.target_shape.resized(causal=False)
+    shape = {length: target.resized(seq_len=length) for length in LENGTHS}
+    tiny = target.resized(batch=1, heads=1, seq_len=128)
+    causal = [target.resized(seq_len=length, causal=True) for length in (512, 2048)]
+    stated = [
+        *((name, tiny) for name in ("sdpa.flash", "sdpa.auto")),
+        *((name, shape[length]) for length in LENGTHS for name in ("sdpa.flash", "sdpa.auto")),
+        *(("sdpa.auto", masked) for masked in causal),
+        ("sdpa.math", shape[64]),
+        *((name, at) for at in (study.target_shape, *causal[1:]) for name in study.implementations),
+    ]
+    return list(dict.fromkeys(stated))
+
+
+def take(run: str, study: Study, device: torch.device) -> None:
+    """Take what a run still lacks of its panel, a case at a time.
+
+    A method that fails costs the panel its own rows, which say why, and nothing else.
+    """
+    canary: Canary | str | None = None
+    for number, (implementation, shape) in enumerate(cases(study)):
+        key = f"c{number:02d}"
+        if key in write.recorded(run, "panel"):
+            continue
+        canary = canary or _canary(device)
+        with watch.step(implementation, key, STEPS * study.time_limit_s):
+            taken = _case_rows(implementation, shape, device, canary, watch.failure(implementation, key))
+        _add(run, key, *taken)
+        devices.release(device)
+    del canary
+    devices.release(device)
+    for tool in methods.TOOLS:
+        if tool not in write.recorded(run, "panel"):
+            _add(run, tool, *external_tools.rows(tool, cases(study)))
+
+
+def _add(run: str, key: str, timed: list[Row], seen: list[Row]) -> None:
+    # The latencies come last: with them, the block counts as recorded.
+    write.add_part(run, "residency", key, RESIDENCY.frame(seen))
+    write.add_part(run, "panel", key, PANEL.frame(timed))
+
+
+def _case_rows(
+    implementation: str, shape: Shape, device: torch.device, canary: Canary | str, failed: str = ""
+) -> tuple[list[Row], list[Row]]:
+    axes = {"implementation": implementation, **shape.axes}
+    try:
+        if failed:
+            raise Broken(failed)
+        case = graphed(implementation, shape, device)
+        return _timed(case, device, axes), _looked(case, canary, axes)
+    except Exception as error:  # a panel that fails must not cost the run, which is whole without it
+        return [axes | {"method": method, "why": reason(error)} for method in IN_TURN], []
+
+
+def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
+    """Rounds in which every method takes its turn, in random order. A method that fails says why and drops out."""
+    telemetry, order = Telemetry(device), random.Random(str(axes))
+    taking, rows = methods_of(case, device), []
+    for number in range(-1, ROUNDS):  # the first round isn't kept: in it, tools do what they do only once
+        names = list(taking)
+        order.shuffle(names)
+        for name in names:
+            try:
+                found = taking[name]()
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:  # whatever another's tool raises is its reason
+                del taking[name]
+                rows.append(axes | {"method": name, "why": reason(error)})
+                continue
+            if number >= 0:
+                clock = {"sm_clock_mhz": telemetry.read().sm_clock_mhz, "round": number, "why": ""}
+                rows += [axes | clock | {"method": method, "latency_us": value} for method, value in found.items()]
+    return rows
+
+
+def reason(error: Exception) -> str:
+    """Why something could not be timed, in one line."""
+    said = " ".join(str(error).split())
+    if isinstance(error, Unsupported | OutOfMemory | Broken):
+        return said
+    if isinstance(error, ImportError):
+        return f"not installed: {said}"
+    return f"{type(error).__name__}: {said}"
+
+
+def _canary(device: torch.device) -> Canary | str:
+    try:
+        return Canary(device)
+    except Exception as error:  # as above
+        return reason(error)
+
+
+def _looked(case: Case, canary: Canary | str, axes: Row) -> list[Row]:
+    if isinstance(canary, str):
+        absent = axes | {"metric": metrics.CANARY, "why": canary}
+        return [absent | {"clock": timing.clock, "cache": timing.cache} for timing in TIMINGS]
+    assert case.windows is not None
+    rows = []
+    for number in range(LOOKS):
+        for timing in TIMINGS:
+            where = axes | {"clock": timing.clock, "cache": timing.cache, "round": number, "why": ""}
+            for name, seen in zip("qkv", canary.look(case, timing, list(case.windows[0])), strict=True):
+                found = {
+                    metrics.HITS: ("%", seen.hits_pct),
+                    metrics.LATENCY: ("cycles", float(np.median(seen.cycles))),
+                    metrics.HIT: ("cycles", seen.hit_cycles),
+                    metrics.MISS: ("cycles", seen.miss_cycles),
+                }
+                rows += [
+                    where | {"metric": metrics.of_canary(name, what), "unit": unit, "value": value}
+                    for what, (unit, value) in found.items()
+                ]
+    return rows

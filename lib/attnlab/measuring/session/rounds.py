@@ -1,0 +1,165 @@
+"""The rounds of one timing at one shape."""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from attnlab.measuring.clocks import cuda_events, in_process
+from attnlab.measuring.gate.reference_check import Bound, References, Tally
+from attnlab.measuring.session import rows
+from attnlab.measuring.session.checks import gate_of
+from attnlab.measuring.session.subject import Session, Subject, alive
+from attnlab.measuring.subjects import outputs
+from attnlab.measuring.subjects.case import Output
+from attnlab.measuring.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt, fatal, raised
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+# One round in so many is followed by graphs that end early.
+CUT_SHORT = 32
+# CUPTI's records are read after so many rounds: it keeps only so much.
+TRACED_ROUNDS = 25
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The inputs of an output: those that a round times, or of a graph that ends early after it; and their window."""
+
+    number: int
+    cut_short: bool = False
+    window: int = 0
+
+    @property
+    def purpose(self) -> str:
+        """The purpose that they were drawn for."""
+        return f"cut short after round {self.number}" if self.cut_short else f"round {self.number}"
+
+
+@dataclass
+class Outputs:
+    """The outputs of one subject's samples, as far as they have been compared, and the inputs of each."""
+
+    tally: Tally
+    compared: list[tuple[Drawn, cuda_events.Taken]]
+
+    def compare(self, drawn: Drawn, sample: cuda_events.Taken) -> None:
+        """Compare the output of a sample with the reference's, and let go of it."""
+        self.tally.compare(sample.output, drawn.window)
+        sample.output = None
+        self.compared.append((drawn, sample))
+
+
+class Rounds:
+    """In each round, every subject takes a sample, in random order, on values that it has never seen."""
+
+    def __init__(
+        self, session: Session, shape: Shape, timing: Timing, windows: Windows, references: References
+    ) -> None:
+        self._session, self._shape, self._timing = session, shape, timing
+        self._windows, self._references = windows, references
+        self._order = random.Random(session.seed(shape, str(timing)))
+        self._count = session.job.study.rounds(timing)
+
+    def take(self, subjects: list[Subject]) -> list[Row]:
+        """The samples, a row each. Subjects whose outputs were wrong are dropped."""
+        outputs = {subject.implementation.name: self._outputs(subject) for subject in alive(subjects)}
+        # Which rounds are followed by graphs that end early, nothing can know.
+        cut_short = set(random.SystemRandom().sample(range(self._count), max(1, self._count // CUT_SHORT)))
+        samples: list[tuple[Row, cuda_events.Taken]] = []
+        for first in range(0, self._count, TRACED_ROUNDS):
+            with cuda_events.sampling(self._session.device, self._timing) as sampler:
+                for number in range(first, min(self._count, first + TRACED_ROUNDS)):
+                    samples += self._round(alive(subjects), number, sampler, outputs)
+                    if number in cut_short and self._timing == in_process.WARM:
+                        self._cut_short(alive(subjects), number, outputs)
+        for subject in subjects:
+            if subject.implementation.name in outputs:
+                self._settle(subject, outputs[subject.implementation.name])
+        return [row | {"latency_us": sample.latency_us, "strain": sample.strain} for row, sample in samples]
+
+    def _round(
+        self, turns: list[Subject], number: int, sampler: cuda_events.Sampler, outputs: dict[str, Outputs]
+    ) -> list[tuple[Row, cuda_events.Taken]]:
+        drawn = Drawn(number)
+        self._draw(drawn)
+        self._order.shuffle(turns)
+        card = self._session.telemetry.read()
+        taken = []
+        for position, subject in enumerate(turns):
+            with self._unless_refused(subject):
+                with subject.running():
+                    sample = sampler(subject.case)
+                _require_plain(sample.output, self._session.device)
+                turn = number, position
+                row = rows.sample(self._session, self._shape, subject, self._timing, turn, sample.launches, card)
+                taken.append((row, sample))
+                outputs[subject.implementation.name].compare(drawn, sample)
+        return taken
+
+    def _cut_short(self, subjects: list[Subject], number: int, outputs: dict[str, Outputs]) -> None:
+        """Have every graph end after one of its first calls, and compare the output of that one."""
+        self._draw(Drawn(number, cut_short=True))
+        for subject in subjects:
+            many, cut = subject.case.many, subject.case.cut
+            if many is None or cut is None:
+                continue
+            with self._unless_refused(subject), subject.running():
+                with subject.case.scrambled():
+                    many.graph.replay()
+                cut.graph.replay()
+                sample = cuda_events.Taken(math.nan, cut.calls, cut.output)
+                outputs[subject.implementation.name].compare(Drawn(number, cut_short=True, window=cut.window), sample)
+
+    def _settle(self, subject: Subject, outputs: Outputs) -> None:
+        """Note the strain of each sample, and drop a subject that had too large a one."""
+        for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
+            if comparison.strain > 1 and subject.alive:
+                comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.rounding))
+            sample.strain = rows.in_three_digits(comparison.strain)
+            if comparison.strain > 1 and subject.alive:
+                subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
+
+    def _bounds_on(self, drawn: Drawn, rounding: str) -> list[Bound]:
+        """The bounds on the very inputs of an output; if memory doesn't hold their oracle, those for all inputs."""
+        self._draw(drawn)
+        reference = self._references[rounding]
+        try:
+            gate = attempt(partial(gate_of, self._shape, self._windows, "", rounding, drawn.window))
+        except OutOfMemory:
+            return reference.bounds
+        return reference.bounds_on(gate, drawn.window)
+
+    def _outputs(self, subject: Subject) -> Outputs:
+        reference = self._references[subject.implementation.rounding]
+        return Outputs(Tally(reference, 2 * self._count, self._session.device), [])
+
+    def _draw(self, drawn: Drawn) -> None:
+        self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {drawn.purpose}"))
+        for reference in self._references.values():
+            reference.forget()
+
+    @contextmanager
+    def _unless_refused(self, subject: Subject) -> Iterator[None]:
+        """Inside, a sample is taken; where it can't be, or doesn't count, the subject is dropped."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, OutOfMemory) as error:
+            subject.drop(OUT_OF_MEMORY, f"while timed, {self._timing}: {error}")
+        except Exception as error:  # at a shape that it served before
+            if fatal(error):
+                raise
+            words = error if isinstance(error, Broken | Unsupported) else raised(error)
+            subject.drop(FAILED, f"while timed, {self._timing}: {words}")
+
+
+def _require_plain(output: Output, device: torch.device) -> None:
+    """Raise Broken unless an output is made of plain tensors on the device."""
+    if wrong := next(filter(None, (outputs.disguised(tensor, device) for tensor in outputs.each(output))), ""):
+        raise Broken(wrong)

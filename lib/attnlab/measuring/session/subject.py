@@ -1,0 +1,167 @@
+"""The parts of a replicate: its job, its process's session, and each implementation on its way through a shape."""
+
+import math
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from attnlab.base import rules
+from attnlab.base.errors import UserError
+from attnlab.measuring import watch
+from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.instruments.telemetry import Telemetry
+from attnlab.measuring.subjects import registry
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import (
+    Broken,
+    Implementation,
+    OutOfMemory,
+    Unsupported,
+    attempt,
+    fatal,
+    raised,
+)
+from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, shape_key
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study, Timing
+
+T = TypeVar("T")
+# More calls than any step makes once it is known how long one takes.
+STEP_CALLS = 400
+
+
+@dataclass(frozen=True)
+class Job:
+    """A replicate of some of the study's shapes.
+
+    Attributes:
+        environment: the hash of the environment that the run began in.
+        stream: whether the replicate's stream of requests follows.
+    """
+
+    run: str
+    study: Study
+    device: str
+    replicate: int
+    shapes: tuple[Shape, ...]
+    environment: str
+    stream: bool = False
+
+
+@dataclass
+class Session:
+    """One process: its job, device and telemetry, when it started, and its random name."""
+
+    job: Job
+    device: torch.device
+    telemetry: Telemetry
+    started: float
+    process: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    @property
+    def timings(self) -> list[Timing]:
+        """The study's timings that the device has a clock for."""
+        return [timing for timing in self.job.study.timings if cuda_events.available(self.device, timing)]
+
+    def key(self, shape: Shape) -> str:
+        """The key of a shape's blocks; keys sort in the order of the study."""
+        return shape_key(self.job.study, shape, self.job.replicate)
+
+    def seed(self, shape: Shape, purpose: str) -> int:
+        """A seed for one shape, replicate and purpose."""
+        return zlib.crc32(f"{rules.SEED} {shape} {self.job.replicate} {purpose}".encode())
+
+
+@dataclass
+class Subject:
+    """An implementation at one shape: ready to be timed, or with the reason why it isn't.
+
+    Attributes:
+        place: the key of the shape.
+        limit_s: how long a step of it may take, a check or a sample, say.
+        details: what the preparation found: kernels, peak memory, resources, warm-up.
+        earlier: fingerprints of the outputs that the gate has already seen.
+    """
+
+    implementation: Implementation
+    case: Case
+    status: str = MEASURED
+    reason: str = ""
+    place: str = ""
+    limit_s: float = math.inf
+    details: dict[str, Any] = field(default_factory=dict)
+    earlier: set[bytes] = field(default_factory=set)
+
+    @classmethod
+    def named(cls, name: str, place: str, study: Study) -> "Subject":
+        """The implementation of this name, not yet bound to inputs; one that ended a process before isn't looked up."""
+        limit_s = study.time_limit_s
+        if why := watch.failure(name, place):
+            return cls(Implementation(name, _ended), Case(_ended, nullcontext), FAILED, why)
+        with watch.step(name, "", limit_s):
+            implementation = registry.find(name)
+        case = Case(partial(implementation.call), implementation.selected)
+        # Until it is known how long a call takes: the first, which may compile, and two as long as they may be.
+        return cls(implementation, case, place=place, limit_s=limit_s + 2e-3 * study.longest_call_ms)
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing has gone wrong so far."""
+        return self.status == MEASURED
+
+    def drop(self, status: str, reason: str) -> None:
+        """Measure it no further at this shape."""
+        self.status, self.reason = status, reason
+
+    def takes(self, call_s: float) -> None:
+        """Note how long a call takes: no step may take as long as far more of them."""
+        self.limit_s += STEP_CALLS * call_s
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the implementation is called, watched from outside; raises Broken if it replaced what times it."""
+        with watch.step(self.implementation.name, self.place, self.limit_s), originals.intact():
+            yield
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """The result of `work`; where it can't be done, None, and the subject is dropped with the reason."""
+
+        def selected() -> T:
+            with self.implementation.selected():
+                return work()
+
+        try:
+            with self.running():
+                return attempt(selected)
+        except Unsupported as error:
+            self.drop(SKIPPED, str(error))
+        except OutOfMemory as error:
+            self.drop(OUT_OF_MEMORY, str(error))
+        except Broken as error:
+            self.drop(FAILED, str(error))
+        except Exception as error:
+            if fatal(error) or isinstance(error, UserError):
+                raise
+            self.drop(FAILED, raised(error))
+        return None
+
+
+def _ended(*_: Any, **__: Any) -> Any:
+    raise Broken("ended a process before")
+
+
+def alive(subjects: Iterable[Subject]) -> list[Subject]:
+    """The subjects that can still be measured."""
+    return [subject for subject in subjects if subject.alive]
+
+
+def drop_all(subjects: Iterable[Subject], what: str, error: OutOfMemory) -> None:
+    """Drop all subjects at a shape at which memory doesn't hold what all of them need."""
+    for subject in alive(subjects):
+        subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")

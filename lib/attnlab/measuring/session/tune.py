@@ -1,0 +1,252 @@
+"""Tuning: which instances of which rungs are the fastest at a shape, for `kernel.best` on this device.
+
+At each of `SHAPES`, the candidates pass the gate and are then timed in interleaved rounds on each of `VALUES`, of which
+the one counts on which a candidate takes longest. Neither the shapes nor the inputs are those of any study here:
+`kernel.best` is chosen on other cases than those on which it is then judged. Where no candidate changed since the
+tuning that is there, its choices stay.
+"""
+
+import math
+import random
+import sys
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.clocks.in_process import WARM
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.instruments import devices, environment
+from attnlab.measuring.session.checks import few_heads
+from attnlab.measuring.session.subject import Subject, alive
+from attnlab.measuring.subjects import rungs
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
+from attnlab.study import ladder, tuning
+from attnlab.study.ladder import Rung, Tile
+from attnlab.study.shapes import Shape
+from attnlab.study.tuning import Choice, Place, Tuning
+
+ROUNDS = 9
+VALUES = ("normal", "sd 6", "rising 24")
+"""Values on which a kernel that goes by the scores may take long: besides normal ones, maxima that jump or rise."""
+SEQ_LENS = (56, 80, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
+"""A little below lengths that are used, so that as much of a tile is filled as there; and one for a little over 64."""
+HEADS = ((3, 8), (9, 7), (18, 7), (30, 8))
+"""Batch and heads, dense enough that what fills the device at one fills it nearby."""
+DENSE = [*product(HEADS, SEQ_LENS), *(((40, 30), seq_len) for seq_len in SEQ_LENS[:10])]
+"""Of 1,200 heads a call takes longer than its launch at any length; at the longest, 240 fill the device as well."""
+FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
+    (batch, 32, 8, queries, keys)
+    for batch, queries in (
+        *((batch, 14) for batch in (1, 8, 9, 16, 30)),
+        *((1, 40), (9, 40), (1, 60), (8, 60), (10, 60), (16, 60)),
+    )
+    for keys in (1000, 8000)
+]
+CHUNKS = [
+    (1, 4, 4, 200, 8000),
+    (1, 1, 1, 3000, 8000),
+    (1, 2, 2, 4000, 4000),
+    (1, 32, 8, 250, 2000),
+    (1, 3, 3, 1000, 1100),
+    (1, 8, 4, 50, 1600),
+    (1, 2, 2, 110, 2200),
+]
+"""Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of more don't fill
+the device."""
+SHAPES = [
+    Shape(batch, heads, seq_len, head_dim, causal, "float16")
+    for head_dim, causal, ((batch, heads), seq_len) in product((64, 128), (False, True), DENSE)
+] + [
+    Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=keys)
+    for head_dim, causal, (batch, heads, kv_heads, queries, keys) in product((64, 128), (False, True), [*FEW, *CHUNKS])
+]
+ROUGH_CALLS = 3
+TOO_SLOW = 3.0
+"""A candidate that takes more than this many times as long as the fastest, by a few calls, is not timed."""
+MOST_KEPT = 2.0
+"""What takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby, where the
+other takes two rounds of the device instead of one."""
+
+
+class Finalists:
+    """The rungs whose tiles are candidates: those written for this very architecture; if there are none, all.
+
+    Args:
+        multiprocessors: of the device.
+
+    Attributes:
+        out: the tiles that failed once, each by its name and head_dim. They are no candidates any more.
+    """
+
+    def __init__(self, every: tuple[Rung, ...], device: torch.device, multiprocessors: int) -> None:
+        own = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
+        self.rungs = [rung for rung in every if own in rung.architectures] or list(every)
+        self.device, self.multiprocessors = device, multiprocessors
+        self.out: set[tuple[str, int]] = set()
+
+    def able(self, shape: Shape) -> list[Rung]:
+        """Those that are candidates at a shape."""
+        splits = tuning.packed_rows(shape, self.multiprocessors) > 0
+        return [rung for rung in self.rungs if rung.serves_queries(shape.seq_len) and (splits or not rung.splits_keys)]
+
+    def fastest(self, shape: Shape) -> list[Choice]:
+        """The tiles that may be the fastest at a shape or nearby, the fastest first."""
+        windows = Windows(shape, self.device, cuda_events.most_calls(shape))
+        windows.draw(_seed(shape, "checked"))
+        axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
+        able = self.able(shape)
+        served = [(rung, tile, rungs.pinned(rung, tile)) for rung in able for tile in rung.tiles_for(*axes)]
+        there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
+        subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
+        right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
+        latencies_us = _slowest(shape, _captured(right), windows, self.device)
+        for subject in subjects:
+            if subject.status in (FAILED, OUT_OF_MEMORY):
+                self.out.add((subject.implementation.name, shape.head_dim))
+                say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
+        most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
+        kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
+        place = tuning.place(shape, self.multiprocessors)
+        found = [_choice(place, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
+        return sorted(found, key=lambda choice: choice.latency_us)
+
+
+def say(words: str) -> None:
+    """Print a line about the progress."""
+    print(f"tune: {words}", file=sys.stderr, flush=True)
+
+
+def tune() -> Path:
+    """Choose at every one of `SHAPES`, and write the choices after each; returns their file.
+
+    Raises:
+        UserError: there is no NVIDIA GPU, no kernel could be timed on it, or it failed.
+    """
+    if not torch.cuda.is_available():
+        raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")
+    environment.lock()
+    device, name, path = torch.device("cuda"), torch.cuda.get_device_name(), None
+    multiprocessors = devices.describe(device)["multiprocessors"]
+    finalists = Finalists(ladder.drawn(), device, multiprocessors)
+    try:
+        for choices in _choices(finalists, _held(finalists, name)):
+            made = Tuning(
+                device=name,
+                multiprocessors=multiprocessors,
+                torch=torch.__version__,
+                command="make tune",
+                clock=WARM.words,
+                sources=ladder.hashes(finalists.rungs),
+                choices=choices,
+            )
+            path = tuning.write(made)
+    except torch.AcceleratorError as error:
+        raise UserError(f"the device failed ({str(error).splitlines()[0]}): `make tune` goes on from here") from None
+    if path is None:
+        raise UserError(f"no kernel of {paths.shown(paths.kernels() / 'ladder.toml')} could be timed on {name}")
+    return path
+
+
+def _held(finalists: Finalists, name: str) -> dict[Shape, list[Choice]]:
+    """The shapes at which no candidate changed since the tuning of the device of this name, with its choices."""
+    try:
+        before = tuning.load(name)
+    except UserError:
+        return {}
+    if before.torch != torch.__version__:
+        return {}
+    changed = {name for name, _ in ladder.hashes(finalists.rungs).items() - before.sources.items()}
+    at: dict[Place, list[Choice]] = {}
+    for choice in before.choices:
+        at.setdefault(choice.place, []).append(choice)
+    found = {shape: at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
+    able = {shape: {rung.implementation for rung in finalists.able(shape)} for shape in SHAPES}
+    return {shape: choices for shape, choices in found.items() if choices and not changed & able[shape]}
+
+
+def _choices(finalists: Finalists, held: dict[Shape, list[Choice]]) -> Iterator[list[Choice]]:
+    """The choices at all shapes so far: those that hold, and again after each shape that was tuned."""
+    if held:
+        say(f"no kernel changed since it was tuned at {len(held)} of {len(SHAPES)} shapes")
+        yield [choice for choices in held.values() for choice in choices]
+    for number, shape in enumerate(SHAPES, 1):
+        if shape in held:
+            continue
+        try:
+            fastest = finalists.fastest(shape)
+        except torch.OutOfMemoryError:
+            say(f"{number} of {len(SHAPES)}, {shape}: the device's memory doesn't hold it")
+            continue
+        finally:
+            devices.release(finalists.device)
+        if not fastest:
+            say(f"{number} of {len(SHAPES)}, {shape}: nothing serves it")
+            continue
+        rung, tile = fastest[0].instance(finalists.rungs)
+        say(f"{number} of {len(SHAPES)}, {shape}: {rungs.pinned(rung, tile).name}, {fastest[0].latency_us:.4g} us")
+        held[shape] = fastest
+        yield [choice for one in SHAPES for choice in held.get(one, [])]
+
+
+def _choice(place: Place, rung: Rung, tile: Tile, latency_us: float) -> Choice:
+    return Choice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us)
+
+
+def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
+    """The tiles that pass the gate, without those that are far slower than the fastest of them by a few calls."""
+    rough_us: dict[str, float] = {}
+    for subject in subjects:
+        if subject.attempt(subject.case.call) is not None:  # what compiles now is not timed
+            rough_us[subject.implementation.name] = cuda_events.least_us(subject.case, device, ROUGH_CALLS)
+    right: list[Subject] = []
+    most_us = math.inf
+    for subject in sorted(alive(subjects), key=lambda one: rough_us[one.implementation.name]):
+        if rough_us[subject.implementation.name] > most_us:
+            break
+        check = subject.attempt(partial(gate.examine, subject.case.call, repeats=subject.implementation.repeats))
+        if check is not None and not check.passed:
+            subject.drop(FAILED, check.reason)
+        if subject.alive:
+            right.append(subject)
+            most_us = TOO_SLOW * rough_us[right[0].implementation.name]
+    return right
+
+
+def _captured(subjects: list[Subject]) -> list[Subject]:
+    pool: Any = torch.cuda.graph_pool_handle()
+    for subject in subjects:
+        subject.attempt(partial(cuda_events.capture, subject.case, pool))
+    return alive(subjects)
+
+
+def _slowest(shape: Shape, subjects: list[Subject], windows: Windows, device: torch.device) -> dict[str, float]:
+    """The median latency of each tile by its name, in µs, on the values of `VALUES` on which it takes longest.
+
+    In each round, all take turns in random order.
+    """
+    order, found_us = random.SystemRandom(), dict.fromkeys([one.implementation.name for one in subjects], 0.0)
+    for kind in VALUES:
+        windows.draw(_seed(shape, f"timed, {kind}"), kind)
+        samples_us: dict[str, list[float]] = {name: [] for name in found_us}
+        with cuda_events.sampling(device, WARM) as sampler:
+            for _ in range(ROUNDS):
+                for one in order.sample(subjects, len(subjects)):
+                    samples_us[one.implementation.name].append(sampler(one.case).latency_us)
+        found_us = {name: max(slowest_us, median(samples_us[name])) for name, slowest_us in found_us.items()}
+    return found_us
+
+
+def _seed(shape: Shape, purpose: str) -> int:
+    """A seed that no run has: a run makes its own of other words."""
+    return zlib.crc32(f"tune {shape} {purpose}".encode())

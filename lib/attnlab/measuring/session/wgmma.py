@@ -1,0 +1,55 @@
+"""The rate of the tensor cores by themselves: wgmma on random operands that stay in shared memory."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.measuring.instruments import devices
+from attnlab.study.implementations import E4M3
+
+DTYPES = ("float16", "bfloat16", E4M3)
+CAPABILITY = "9.0"
+"""The only compute capability that has wgmma."""
+# Of the product of one block: rows of A, and rows of B, which are columns of the product.
+ROWS, COLUMNS, ROW_BYTES = 128, 256, 512
+STEP_BYTES = 32
+"""Of each row, what one instruction multiplies."""
+THREADS = 256
+
+
+class Wgmma:
+    """A product of two random matrices in each multiprocessor, over and over.
+
+    Attributes:
+        a, b: standard normal, ``(128, depth)`` and ``(256, depth)``, of 512 bytes a row.
+        out: ``rounds`` times a·bᵀ of the last call, in float32.
+        step: the depth of one instruction, in elements.
+    """
+
+    def __init__(self, device: torch.device, dtype: str) -> None:
+        import cupy
+
+        self.blocks = int(devices.describe(device)["multiprocessors"])
+        element = getattr(torch, dtype)
+        self._depth, self.step = ROW_BYTES // element.itemsize, STEP_BYTES // element.itemsize
+        self.a, self.b = (torch.randn(rows, self._depth, device=device).to(element) for rows in (ROWS, COLUMNS))
+        self.out = torch.zeros(ROWS, COLUMNS, device=device)
+        self._shared_bytes = self.a.nbytes + self.b.nbytes
+        source = Path(__file__).with_suffix(".cu").read_text()
+        module = cupy.RawModule(code=source, options=("-std=c++17", "-arch=sm_90a"))
+        self._kernel: Any = module.get_function(f"wgmma_{dtype}")
+        self._kernel.max_dynamic_shared_size_bytes = self._shared_bytes
+
+    def __call__(self, rounds: int) -> None:
+        """Launch it on torch's current stream."""
+        import cupy
+
+        arguments = (*(np.uint64(x.data_ptr()) for x in (self.a, self.b, self.out)), np.int32(rounds))
+        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+            self._kernel((self.blocks,), (THREADS,), arguments, shared_mem=self._shared_bytes)
+
+    def flops(self, rounds: int) -> int:
+        """The operations of a call, with a multiply-add counted as two."""
+        return 2 * ROWS * COLUMNS * self._depth * self.blocks * rounds

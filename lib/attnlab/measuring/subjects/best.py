@@ -1,0 +1,75 @@
+"""`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from attnlab.base.errors import UserError
+from attnlab.measuring.subjects import rungs
+from attnlab.measuring.subjects.implementation import Implementation, Unsupported
+from attnlab.measuring.subjects.rungs import Kernel, Launcher, Prepared
+from attnlab.study import ladder, tuning
+from attnlab.study.shapes import LAYOUTS, Shape
+from attnlab.study.tuning import Tuning
+
+FEW = f"{ladder.PREFIX}few"
+
+
+class Best(Launcher):
+    """What the tuning of this device chose, as it was when it was first asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tunings: dict[str, Tuning] = {}
+
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+        return self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale)
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
+        """The kernel that was chosen for such tensors; raises Unsupported if none was."""
+        if q.device.type != "cuda":
+            raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
+        if q.ndim != 4 or k.ndim != 4:
+            shapes = f"{tuple(q.shape)} and {tuple(k.shape)}"
+            raise Unsupported(f"best takes Q, K and V (batch, heads, length, head_dim), not {shapes}")
+        try:
+            batch, heads, seq_len, head_dim = q.shape
+            _, kv_heads, kv_len, _ = k.shape
+            shape = Shape(
+                *(batch, heads, seq_len, head_dim, causal, str(q.dtype).removeprefix("torch.")),
+                kv_heads=kv_heads,
+                kv_len=kv_len,
+                layout=LAYOUTS[not all(tensor.is_contiguous() for tensor in (q, k, v))],
+                scale=scale or 0.0,
+            )
+            device_name = torch.cuda.get_device_name(q.device)
+            if device_name not in self._tunings:
+                self._tunings[device_name] = tuning.load(device_name)
+            chosen = self._tunings[device_name]
+            return rungs.kernel(*chosen.instance(chosen.choice(shape)))
+        except (UserError, ValueError) as error:
+            raise Unsupported(str(error)) from None
+
+
+class OfLengths(Best):
+    """What the tuning chose where that splits keys, and so takes the lengths of sequences; elsewhere `kernel.few`."""
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
+        with suppress(Unsupported):
+            chosen = super().kernel(q, k, v, causal, scale)
+            if chosen.rung.splits_keys:
+                return chosen
+        return rungs.of(ladder.rung(FEW))
+
+
+def implementation(name: str) -> Implementation:
+    """The kernel that a study calls `name`: ``kernel.<rung>``, or ``kernel.best``.
+
+    Raises:
+        UserError: it is a rung that the ladder does not have.
+    """
+    if name != ladder.BEST:
+        return rungs.implementation(name)
+    best, repeats = Best(), all(rung.reproducible for rung in ladder.load())
+    return Implementation(name, best, resources=best.resources, differentiable=False, repeats=repeats)

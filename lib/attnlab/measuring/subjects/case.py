@@ -1,0 +1,80 @@
+"""A case as the clocks need it: a call on each window of its inputs, and the graphs captured from these."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.measuring.subjects.implementation import Implementation
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.study.shapes import Shape
+
+Output = Tensor | tuple[Tensor, ...]
+Call = Callable[[], Output]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A captured graph of `calls` calls; the last of them reads the window `window` and writes `output`."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    output: Output
+    window: int = 0
+
+
+@dataclass
+class Case:
+    """One implementation at one shape, ready to be timed.
+
+    Attributes:
+        call: takes no arguments and returns the output for window 0.
+        selected: the context in which `call` runs its implementation.
+        one: a graph of a single call, for cold samples; None until it is captured, and on a device without graphs.
+        many: a graph of as many calls as fill a warm sample; likewise.
+        cut: the first few calls of `many`, as many as chance would have it; None if `many` has fewer than three.
+        windows: the inputs; without them, as in tests, every call is `call`.
+        on: the call on another window.
+        refresh: makes what calls read of the inputs as they are now, where they don't read these themselves: before
+            anything is checked or timed on new values.
+    """
+
+    call: Call
+    selected: Callable[[], AbstractContextManager[object]]
+    one: Replay | None = None
+    many: Replay | None = None
+    cut: Replay | None = None
+    windows: Windows | None = None
+    on: Callable[[int], Call] | None = None
+    refresh: Callable[[], None] = _nothing
+
+    @classmethod
+    def of(cls, implementation: Implementation, windows: Windows, shape: Shape) -> "Case":
+        """An implementation, bound to inputs; raises Unsupported where it takes them rounded, and they can't be."""
+        rounded = windows.rounded(implementation.rounding) if implementation.quantized else None
+
+        def on(window: int) -> Call:
+            return implementation.bound(windows[window], shape, rounded[window] if rounded else ())
+
+        refresh = rounded.refresh if rounded else _nothing
+        return cls(on(0), implementation.selected, windows=windows, on=on, refresh=refresh)
+
+    def calls(self, count: int) -> list[Call]:
+        """So many calls, each on a window of its own, the last on window 0."""
+        if self.on is None:
+            return [self.call] * count
+        return [*map(self.on, range(count - 1, 0, -1)), self.call]
+
+    @contextmanager
+    def scrambled(self) -> Iterator[None]:
+        """The context in which calls see other values than they will see afterwards."""
+        with nullcontext() if self.windows is None else self.windows.scrambled():
+            self.refresh()
+            yield
+        self.refresh()

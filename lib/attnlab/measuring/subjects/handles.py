@@ -1,0 +1,300 @@
+"""What a cell calls and measures by name: SDPA's backends, peers, the ladder's kernels, and kernels from a source.
+
+Each is callable as ``(q, k, v, causal=False, scale=None) -> o``, can be pickled, and is looked up or compiled where it
+is called.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError, suggestion
+from attnlab.compile import nvrtc, occupancy
+from attnlab.measuring.subjects import registry, rungs
+from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.study import implementations, ladder
+from attnlab.study.ladder import ELEMENTS, Rung, Tile
+from attnlab.study.shapes import Shape
+
+ARCHITECTURE = "sm_90a"
+"""What a source is compiled for where there is no GPU."""
+Grid = Callable[[Shape], int | tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class NamedAttention:
+    """An implementation that a study names, such as ``sdpa.flash``."""
+
+    name: str
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+        found = self.implementation()
+        with found.selected():
+            return found.call(q, k, v, causal, scale=scale)
+
+    def implementation(self) -> Implementation:
+        """As the registry has it."""
+        return registry.find(self.name)
+
+
+@dataclass(frozen=True)
+class LadderKernel:
+    """A kernel of the ladder, maybe with another tile or another text than its file's.
+
+    Attributes:
+        name: ``kernel.<rung>`` as long as nothing was changed, else empty.
+    """
+
+    rung: Rung
+    name: str = ""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+        _require_gpu(self.rung.name)
+        return rungs.of(self.rung)(q, k, v, causal, scale)
+
+    @property
+    def source(self) -> str:
+        """The text of its file, as it is compiled."""
+        return ladder.texts(self.rung)[self.rung.source]
+
+    def edited(self, old: str, new: str) -> "LadderKernel":
+        """The same with `new` in place of `old`, everywhere in its source; UserError if that holds no `old`."""
+        return LadderKernel(self.rung.model_copy(update={"text": _edited(self.source, old, new)}))
+
+    def resources(self, shape: Shape) -> pd.DataFrame:
+        """What the compiler says of the instance at a shape, a row for each architecture: `_needs` has the columns.
+
+        Raises:
+            UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
+        """
+        tiles = self.rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal)
+        if not tiles or shape.dtype not in self.rung.dtypes:
+            raise UserError(f"{self.rung.name} has no tile for {shape}")
+        expression, rows = self.rung.expression(shape.dtype, tiles[0], shape.causal), []
+        ctas = tiles[0].items(shape.seq_len, shape.batch * shape.heads)
+        for architecture in self.rung.architectures:
+            build = nvrtc.build(self.rung, architecture, [expression])
+            if build.error:
+                raise UserError(build.error)
+            instance, tile = build.instances[expression], tiles[0]
+            rows.append(_needs(expression, architecture, instance, tile.threads, tile.shared_bytes, ctas))
+        return pd.DataFrame(rows)
+
+    def implementation(self) -> Implementation:
+        """As it is measured."""
+        made = rungs.of(self.rung)
+        repeats = self.rung.reproducible
+        return Implementation(self.rung.name, made, resources=made.resources, differentiable=False, repeats=repeats)
+
+
+@dataclass(frozen=True)
+class SourceKernel:
+    """A kernel from a source alone, with the parameters ``(q, k, v, o, heads, seq_len, scale)``.
+
+    The first four are addresses of contiguous tensors; then an ``int``, the heads over all batches, another, and a
+    ``float``. With another number of keys or of heads of K and V than of Q, it isn't called.
+
+    Attributes:
+        function: its name; a template's with ``{element}``, ``{head_dim}`` and ``{causal}`` in its arguments.
+        grid: CTAs for a `Shape`: a number, or up to three.
+    """
+
+    name: str
+    source: str
+    function: str
+    grid: Grid
+    threads: int
+    shared_bytes: int = 0
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+        _require_gpu(self.name)
+        if q.ndim != 4 or not q.shape == k.shape == v.shape:
+            raise Unsupported(f"{self.name} takes as many heads and keys of K and V as of Q")
+        batch, heads, seq_len, head_dim = q.shape
+        shape = Shape(batch, heads, seq_len, head_dim, causal, str(q.dtype).removeprefix("torch."))
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        output = torch.empty_like(q)
+        addresses = [np.uint64(tensor.data_ptr()) for tensor in (q, k, v, output)]
+        scalars = (
+            np.int32(shape.batch * shape.heads),
+            np.int32(shape.seq_len),
+            np.float32(scale or shape.head_dim**-0.5),
+        )
+        with torch.cuda.device(q.device):
+            launch = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
+            stream = _stream(torch.cuda.current_stream().cuda_stream)
+            with stream:
+                launch(self._grid(shape), (self.threads,), (*addresses, *scalars), shared_mem=self.shared_bytes)
+        return output
+
+    def edited(self, old: str, new: str) -> "SourceKernel":
+        """The same with `new` in place of `old`, everywhere in its source; UserError if that holds no `old`."""
+        return replace(self, source=_edited(self.source, old, new))
+
+    def resources(self, shape: Shape) -> pd.DataFrame:
+        """What the compiler says of it, in one row: `_needs` has the columns.
+
+        Raises:
+            UserError: it doesn't compile, has no such function, or NVRTC is not installed.
+        """
+        expression = self._expression(shape)
+        log, found = nvrtc.compiled(self.source, self.name, _architecture(), [expression] * ("<" in expression))
+        if found is None:
+            raise UserError(f"{self.name} does not compile: {'; '.join(nvrtc.errors(log)[: nvrtc.SHOWN])}")
+        if expression not in found:
+            plain = 'extern "C" __global__'
+            raise UserError(f"{self.name} has no {plain} function {expression!r}{suggestion(expression, found)}")
+        ctas = math.prod(self._grid(shape))
+        row = _needs(expression, _architecture(), found[expression], self.threads, self.shared_bytes, ctas)
+        return pd.DataFrame([row])
+
+    def implementation(self) -> Implementation:
+        """As it is measured."""
+        return Implementation(self.name, self, differentiable=False)
+
+    def _grid(self, shape: Shape) -> tuple[int, ...]:
+        stated = self.grid(shape)
+        return (stated,) if isinstance(stated, int) else tuple(stated)
+
+    def _expression(self, shape: Shape) -> str:
+        values = {"element": ELEMENTS.get(shape.dtype, "float"), "head_dim": str(shape.head_dim)}
+        values |= {"causal": str(shape.causal).lower()}
+        found = self.function
+        for name, value in values.items():
+            found = found.replace(f"{{{name}}}", value)
+        return found
+
+
+def sdpa(backend: str = "auto") -> NamedAttention:
+    """PyTorch's scaled_dot_product_attention by one of its backends: auto, flash, cudnn, efficient or math.
+
+    Raises UserError: there is no such backend.
+    """
+    return NamedAttention(implementations.require(f"sdpa.{backend}", implementations.SDPA))
+
+
+def peer(name: str) -> NamedAttention:
+    """Another package's attention: flex, flash4, cudnn, flashinfer or xformers; UserError if it is none of these."""
+    return NamedAttention(implementations.require(f"peer.{name}", implementations.PEERS))
+
+
+def kernel(
+    name: str,
+    source: str | Path | None = None,
+    *,
+    template: Mapping[str, int] | None = None,
+    function: str = "",
+    grid: Grid | None = None,
+    threads: int = 0,
+    shared_bytes: int = 0,
+) -> NamedAttention | LadderKernel | SourceKernel:
+    """A kernel of the ladder by its name, or one of your own from a source.
+
+    Args:
+        source: CUDA C++, or the path of a .cu file; then `function`, `grid` and `threads` of a CTA, and `shared_bytes`
+            of dynamic shared memory, as `SourceKernel` takes them.
+        template: template arguments of a ladder kernel, in place of its entry's.
+
+    Raises:
+        UserError: the ladder has no such kernel, or that one no such template argument; the file is not there; or
+            something that a source needs is missing.
+    """
+    if source is not None:
+        if not (function and grid and threads > 0):
+            raise UserError(f"kernel {name!r} has a source: state its function, its grid and its threads too")
+        text = _read(Path(source)) if isinstance(source, Path) or str(source).endswith(".cu") else str(source)
+        return SourceKernel(name, text, function, grid, threads, shared_bytes)
+    full = implementations.require(name if name.startswith(ladder.PREFIX) else ladder.PREFIX + name)
+    rungs_ = {rung.implementation: rung for rung in ladder.load()}
+    if full not in rungs_ or rungs_[full].scaled:  # chosen by the tuning, or called with what was rounded
+        if template:
+            raise UserError(f"{full} has no template arguments of its own: name the kernel that has")
+        return NamedAttention(full)
+    return LadderKernel(_with_template(rungs_[full], template), "") if template else LadderKernel(rungs_[full], full)
+
+
+def _with_template(rung: Rung, template: Mapping[str, int]) -> Rung:
+    """A rung with one tile for each head_dim, which has these template arguments, and sizes that follow from them."""
+    tiles: dict[int, Tile] = {}
+    for tile in rung.tiles:
+        for wrong in set(template) - set(tile.template):
+            near = suggestion(wrong, tile.template)
+            raise UserError(f"{rung.name} has no template argument {wrong!r}, but {', '.join(tile.template)}{near}")
+        arguments = tile.template | dict(template)
+        stated = {"head_dim": tile.head_dim, "template": arguments, "masks": tile.masks}
+        tiles.setdefault(tile.head_dim, tile.resized(rung.sizes, stated))
+    return rung.model_copy(update={"tiles": list(tiles.values())})
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{paths.shown(path)} can't be read as a source: {error}") from None
+
+
+def _edited(source: str, old: str, new: str) -> str:
+    if not old or old not in source:
+        raise UserError(f"the source holds no {old!r}: look at it with .source")
+    return source.replace(old, new)
+
+
+def _require_gpu(name: str) -> None:
+    if not torch.cuda.is_available():
+        raise UserError(f"the kernel {name!r} needs an NVIDIA GPU to be called; .resources(shape) compiles it here")
+
+
+def _architecture() -> str:
+    if not torch.cuda.is_available():
+        return ARCHITECTURE
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}" + "a" * (major >= 9)
+
+
+def _needs(
+    expression: str, architecture: str, instance: nvrtc.Instance, threads: int, dynamic_bytes: int, ctas: int
+) -> dict[str, Any]:
+    """Registers and spill_bytes of a thread, shared_bytes of a CTA, ctas of a call, ctas_per_sm and occupancy_pct."""
+    shared_bytes = instance.static_shared_bytes + dynamic_bytes
+    row = {"function": expression, "architecture": architecture, "registers": instance.registers}
+    row |= {"spill_bytes": instance.spill_bytes, "shared_bytes": shared_bytes, "threads": threads, "ctas": ctas}
+    limits = occupancy.LIMITS.get(occupancy.number(architecture))
+    if limits is None:
+        return row
+    held = occupancy.ctas_per_sm(limits, threads, instance.registers, shared_bytes)
+    return row | {"ctas_per_sm": held, "occupancy_pct": 100 * held * threads / occupancy.WARP / limits.warps}
+
+
+@lru_cache(64)
+def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> Any:
+    """A function of a source on the current device, the one of this number; raises Broken if it doesn't compile."""
+    try:
+        import cupy
+        from cupy.cuda.compiler import CompileException
+    except ImportError:
+        raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
+    names = (expression,) if "<" in expression else None
+    module = cupy.RawModule(code=source, options=nvrtc.flags(_architecture()), name_expressions=names)
+    try:
+        function = module.get_function(expression)
+    except CompileException as error:
+        said = "; ".join(nvrtc.errors(error.get_message())[: nvrtc.SHOWN])
+        raise Broken(f"the source does not compile: {said}") from None
+    if shared_bytes > function.max_dynamic_shared_size_bytes:
+        function.max_dynamic_shared_size_bytes = shared_bytes
+    return function
+
+
+def _stream(address: int) -> Any:
+    import cupy
+
+    return cupy.cuda.ExternalStream(address) if address else cupy.cuda.Stream.null

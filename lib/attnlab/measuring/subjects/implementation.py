@@ -1,0 +1,198 @@
+"""What an implementation of attention is, how it is called, and what may go wrong with it."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from textwrap import shorten
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from attnlab.measuring.fp8.quantize import Quantized, rounded
+from attnlab.measuring.watch import Spoiled
+from attnlab.study.shapes import Shape
+
+T = TypeVar("T")
+Attention = Callable[..., Tensor]
+"""``(q, k, v, causal) -> o``. Those of the registry take the keyword `scale`, the factor of the scores, as well."""
+Ragged = Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor]
+Tensors = tuple[Tensor, ...]
+# The logger with which torch says why a backend doesn't take nested tensors.
+NESTED = "torch.nested._internal.sdpa"
+# What torch says of nested tensors to every user, once per process, does not belong in a log.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+PROTOTYPE = "The PyTorch API of nested tensors is in prototype stage"
+warnings.filterwarnings("ignore", message=PROTOTYPE)
+LONGEST_REASON = 300
+"""The most characters of what a function of a user's own said."""
+NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
+
+
+class Unsupported(Exception):
+    """An implementation does not serve this shape on this device; the message is its reason."""
+
+
+class OutOfMemory(Exception):
+    """The device's memory does not hold this case."""
+
+
+class Broken(Exception):
+    """An implementation can't be called at all: its kernel doesn't compile, or can't be launched as its entry says."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Something that computes attention.
+
+    Attributes:
+        call: q and o are ``(batch, heads, seq_len, head_dim)``, k and v are ``(batch, kv_heads, kv_len, head_dim)``. A
+            causal mask is aligned to the end.
+        selected: a context in which `call` runs this implementation. It is entered outside the timed window, since a
+            program that has chosen its backend doesn't choose it again at each call.
+        resources: takes what `call` takes and returns columns of the table ``resources``; None unless it is a kernel of
+            the ladder.
+        ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that lie end to end: tensors are ``(1, heads,
+            tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
+        differentiable: whether autograd can differentiate `call`.
+        repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
+        rounding: for what computes in FP8, how it rounds Q, K and V to e4m3, as `quantize.rounded` takes it; else "".
+            The gate holds it to what these e4m3 numbers stand for.
+        quantized: whether `call` takes each of Q, K and V as `Quantized`, rounded outside of what is timed, and the
+            output's dtype as the keyword `dtype`.
+    """
+
+    name: str
+    call: Attention
+    selected: Callable[[], AbstractContextManager[object]] = nullcontext
+    resources: Callable[..., dict[str, Any]] | None = None
+    ragged: Ragged | None = None
+    differentiable: bool = True
+    repeats: bool = False
+    rounding: str = ""
+    quantized: bool = False
+
+    def bound(self, given: Tensors, shape: Shape, in_e4m3: Sequence[Quantized] = ()) -> Callable[[], Any]:
+        """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.Windows` holds them.
+
+        It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
+        Unsupported.
+
+        Args:
+            in_e4m3: the inputs in e4m3, for what takes them so; by default they are rounded here, as they are now.
+        """
+        call = partial(self.call, scale=shape.scale) if shape.scale else self.call
+        if shape.direction == "training":
+            attention = call if self.differentiable else partial(_refused, f"{self.name} computes no gradients")
+            return partial(with_gradients, attention, given, shape.causal)
+        q, k, v = given
+        if shape.lengths == "spread":
+            ragged = self.ragged or partial(_refused, f"{self.name} takes sequences of one length")
+            return partial(ragged, q, k, v, shape.causal, shape.sequences)
+        if self.quantized:
+            return partial(call, *(in_e4m3 or rounded(q, k, v, self.rounding)), shape.causal, dtype=q.dtype)
+        return partial(call, q, k, v, shape.causal)
+
+
+def _refused(reason: str, *_: Any) -> Tensor:
+    raise Unsupported(reason)
+
+
+def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensors:
+    """O, dQ, dK and dV from Q, K, V and dO: the forward pass, and the backward pass from the gradient of O."""
+    *inputs, gradient = given
+    q, k, v = (tensor.detach().requires_grad_() for tensor in inputs)
+    output = attention(q, k, v, causal)
+    if not output.requires_grad:
+        raise Unsupported("computes no gradients")
+    return output.detach(), *torch.autograd.grad(output, (q, k, v), gradient)
+
+
+def by_sequence(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]
+) -> Tensor:
+    """Attention within each of several sequences that lie end to end."""
+    apart = zip(*(tensor.split(sequences, dim=2) for tensor in (q, k, v)), strict=True)
+    return torch.cat([attention(queries, keys, values, causal) for queries, keys, values in apart], dim=2)
+
+
+def attempt(work: Callable[[], T]) -> T:
+    """The result of `work`, with the errors of an implementation sorted by what they mean.
+
+    Raises:
+        Unsupported: the implementation or the framework refused; the message is its reason.
+        OutOfMemory: an allocation failed.
+        Broken: the implementation can't be called at all.
+        torch.AcceleratorError: a GPU failed; nothing that it returns from then on can be trusted.
+    """
+    with _all_warnings() as caught:
+        try:
+            return work()
+        except MemoryError as error:
+            raise OutOfMemory(raised(error)) from None
+        except RuntimeError as error:
+            if fatal(error):
+                raise
+            if isinstance(error, torch.AcceleratorError):
+                raise Unsupported(str(error).splitlines()[0]) from None
+            message = " ".join(str(error).split())
+            if ran_out_of_memory(error):
+                raise OutOfMemory(message) from None
+            raise Unsupported(_reason(message, [str(warning.message) for warning in caught])) from None
+
+
+def fatal(error: BaseException) -> bool:
+    """Whether nothing can go on in this process: its state can't be put back, or its GPU failed.
+
+    Without a driver, a call that asks for a GPU raises the same error, and harms nothing.
+    """
+    return isinstance(error, Spoiled) or (isinstance(error, torch.AcceleratorError) and torch.cuda.is_initialized())
+
+
+def raised(error: BaseException) -> str:
+    """An exception in one line that isn't long."""
+    return short(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+def short(words: str) -> str:
+    """Words of others in one line that isn't long."""
+    return shorten(words, LONGEST_REASON, placeholder=" …")
+
+
+def ran_out_of_memory(error: RuntimeError) -> bool:
+    """Whether what torch raised says that an allocation failed, on a GPU or on the host."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Inside, torch's warnings are collected in the list instead of shown."""
+    # torch issues each of its warnings once per process, but the second shape that is refused needs its reason too. For
+    # nested tensors it uses a logger.
+    before, logger = torch.is_warn_always_enabled(), logging.getLogger(NESTED)
+    torch.set_warn_always(True)
+    logger.addFilter(_warned)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield caught
+    finally:
+        logger.removeFilter(_warned)
+        torch.set_warn_always(before)
+
+
+def _warned(record: logging.LogRecord) -> bool:
+    """Turn what is logged into a warning."""
+    warnings.warn(record.getMessage(), stacklevel=1)
+    return False
+
+
+def _reason(message: str, said: list[str]) -> str:
+    # torch explains itself in warnings: a heading for each backend ("... not used because:"), then its reasons. That a
+    # backend was not selected is no reason, nor is it that nested tensors are a prototype.
+    lines = [" ".join(text.split(" (Triggered", 1)[0].split()) for text in said]
+    reasons = [line for line in lines if not any(words in line for words in NO_REASON)]
+    return reasons[0] if reasons else message

@@ -1,0 +1,309 @@
+"""One launch of a kernel, prepared: what a call costs the host is what `Launch.__call__` does."""
+
+import ctypes
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.measuring.subjects import maps, outputs
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
+from attnlab.measuring.subjects.problem import AllScales
+
+Addresses = tuple[int, ...]
+# Of a CTA that merges partial results, as its source says (`__launch_bounds__`); each of its warps merges a row's.
+MERGE_THREADS = 128
+MERGE_ROWS = MERGE_THREADS // 32
+# The driver asks that a map in the host's memory lies at a multiple of this.
+ALIGNMENT = 64
+
+
+class Parameters(ABC):
+    """The parameters of a kernel in memory: tensors, mostly Q, K, V and O, then scalars.
+
+    The driver copies them when it launches or captures the kernel. Until then they belong to one thread.
+
+    Args:
+        tensors: what is passed for each tensor, all of one size.
+        scalars: one of ctypes's objects for each parameter that follows.
+    """
+
+    def __init__(self, tensors: Sequence[bytes], scalars: Sequence[Any]) -> None:
+        size = len(tensors[0])
+        self._memory = ctypes.create_string_buffer(ALIGNMENT + size * len(tensors))
+        begin = -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
+        ctypes.memmove(begin, b"".join(tensors), size * len(tensors))
+        self._scalars = scalars
+        self._places = [begin + size * number for number in range(len(tensors))]
+        each = [*self._places, *map(ctypes.addressof, scalars)]
+        self._pointers = (ctypes.c_void_p * len(each))(*each)
+        self.address = ctypes.addressof(self._pointers)
+
+    @abstractmethod
+    def point(self, addresses: Addresses) -> None:
+        """Let the tensors lie at these addresses of the device."""
+
+
+class Pointers(Parameters):
+    """Tensors by their addresses, so many of them."""
+
+    def __init__(self, scalars: Sequence[Any], tensors: int = 4) -> None:
+        super().__init__([bytes(8)] * tensors, scalars)
+        self._words = (ctypes.c_uint64 * tensors).from_address(self._places[0])
+
+    def point(self, addresses: Addresses) -> None:
+        self._words[:] = list(addresses)
+
+
+class Maps(Parameters):
+    """Tensors by tensor maps, in which the addresses are replaced.
+
+    Attributes:
+        each: where a map lies in memory, for as long as these parameters are there.
+    """
+
+    def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
+        super().__init__(encoded, scalars)
+        self.each = [(ctypes.c_char * maps.BYTES).from_address(place) for place in self._places]
+        self._maps = [maps.at(place) for place in self._places]
+        self._held = [0] * 4
+        driver = maps.driver()
+        self._replace, self._success = driver.cuTensorMapReplaceAddress, driver.CUresult.CUDA_SUCCESS
+
+    def point(self, addresses: Addresses) -> None:
+        held = self._held
+        for number, address in enumerate(addresses):
+            if held[number] != address:
+                (error,) = self._replace(self._maps[number], address)
+                if error != self._success:
+                    raise Broken(f"the driver can't let a tensor map begin at {address:#x}: {error.name}")
+                held[number] = address
+
+
+class MappedPointers(Pointers):
+    """Tensors by their addresses, Q, K, V and O first, and after the scalars K and V by tensor maps too."""
+
+    def __init__(self, scalars: Sequence[Any], tensors: int, encoded: Sequence[bytes]) -> None:
+        self._maps = Maps(encoded, [])
+        super().__init__([*scalars, *self._maps.each], tensors)
+
+    def point(self, addresses: Addresses) -> None:
+        super().point(addresses)
+        self._maps.point(addresses[1:3])
+
+
+@dataclass(eq=False)
+class Launch:
+    """A kernel that is ready to be launched on tensors of one layout, from any thread.
+
+    Attributes:
+        function: the driver's handle.
+        ctas: CTAs of the grid, of `threads` threads and `shared_bytes` of dynamic shared memory each.
+        device: the number of the device that the tensors lie on.
+        parameters: makes `Parameters` for a thread; of a launch of two kernels, those of each.
+        failed: the error to raise, by the name of the driver's.
+    """
+
+    function: int
+    ctas: int
+    threads: int
+    shared_bytes: int
+    device: int
+    parameters: Callable[[], Any]
+    failed: Callable[[str], Exception]
+
+    def __post_init__(self) -> None:
+        driver = maps.driver()
+        self._launch, self._success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
+        self._fixed = (driver.CUfunction(self.function), self.ctas, 1, 1, self.threads, 1, 1, self.shared_bytes)
+        self._own = threading.local()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Launch it on torch's current stream of the tensors' device; the output has the strides of `q`.
+
+        Raises:
+            Unsupported: a tensor begins at an address that TMA can't use.
+            Broken: the driver refuses to launch it.
+        """
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (at_q | at_k | at_v) % maps.ALIGNMENT:
+            raise Unsupported(maps.MISALIGNED)
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self(q, k, v)
+        output = outputs.like(q)
+        try:
+            parameters = self._own.parameters
+        except AttributeError:
+            parameters = self._of_this_thread()
+        parameters.point((at_q, at_k, at_v, output.data_ptr()))
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
+        if error != self._success:
+            raise self.failed(error.name)
+        return output
+
+    def of_lengths(self, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> Tensor:
+        """Launch it where each sequence has its own number of keys; raises Unsupported if the kernel can't do that."""
+        raise Unsupported("this kernel takes sequences of one length")
+
+    def _of_this_thread(self) -> Any:
+        torch.cuda.set_device(self.device)  # a new thread has no context before that
+        parameters = self._own.parameters = self.parameters()
+        return parameters
+
+
+class ScaledMaps(Maps):
+    """Tensor maps, scalars, and where the scales of Q, K and V are, and of an O in e4m3."""
+
+    def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
+        self._scales = AllScales()
+        super().__init__(encoded, [*scalars, self._scales])
+
+    def scale(self, scales: Sequence[Tensor]) -> None:
+        """Let these be the scales, each ``(batch, heads, 1)`` or with 1 in place of either."""
+        places = self._scales.q, self._scales.k, self._scales.v, self._scales.o
+        for place, tensor in zip(places, scales, strict=False):
+            strides = (stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            place.at, place.batch, place.head = tensor.data_ptr(), *list(strides)[:2]
+
+
+@dataclass(eq=False)
+class ScaledLaunch(Launch):
+    """A kernel whose Q, K and V are e4m3, ready for tensors of one layout; its `parameters` are `ScaledMaps`."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        raise Unsupported("this kernel takes Q, K and V in e4m3 with their scales")
+
+    def of_scales(self, q: Tensor, k: Tensor, v: Tensor, scales: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Launch it as `Launch` does.
+
+        Args:
+            scales: of q, k and v, and of an output in e4m3, as `ScaledMaps.scale` takes them.
+            dtype: of the output, the one that the kernel was compiled for.
+        """
+        given = q, k, v
+        addresses = tuple(tensor.data_ptr() for tensor in given)
+        if any(address % maps.ALIGNMENT for address in addresses):
+            raise Unsupported(maps.MISALIGNED)
+        with torch.cuda.device(self.device):
+            output = outputs.like(q, dtype)
+            parameters = getattr(self._own, "parameters", None) or self._of_this_thread()
+            parameters.point((*addresses, output.data_ptr()))
+            parameters.scale(scales)
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
+        if error != self._success:
+            raise self.failed(error.name)
+        return output
+
+
+@dataclass(eq=False)
+class SplitLaunch(Launch):
+    """A kernel whose clusters leave partial results in a workspace, and a second one that merges them.
+
+    Both are launched while what is before them still runs, and wait for it by themselves. Without a workspace there is
+    one cluster, and the first writes the output.
+
+    Attributes:
+        cluster: CTAs of a cluster.
+        merge: the driver's handle of the second kernel; `merge_ctas` the CTAs of its grid, of `MERGE_THREADS` threads.
+        workspace_floats: the size of the workspace.
+        batch: the number of sequences.
+    """
+
+    cluster: int
+    merge: int
+    merge_ctas: int
+    workspace_floats: int
+    batch: int
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.of_lengths(q, k, v, None)
+
+    def of_lengths(self, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> Tensor:
+        """Launch it as `Launch` does.
+
+        Args:
+            kv_lens: the number of keys of each sequence, an int32 tensor ``(batch,)`` on the device; None where all
+                have as many as K holds. More count as so many, and less than 0 as 0. A query that sees no key gives 0.
+        """
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (at_q | at_k | at_v) % maps.ALIGNMENT:
+            raise Unsupported(maps.MISALIGNED)
+        if kv_lens is not None:
+            self._require_lengths(kv_lens)
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self.of_lengths(q, k, v, kv_lens)
+        output = outputs.like(q)
+        try:
+            parameters, merging, config, merge_config = self._own.parameters
+        except AttributeError:
+            parameters, merging, config, merge_config = self._of_this_thread()
+        lengths = 0 if kv_lens is None else kv_lens.data_ptr()
+        # Held until both are launched: nobody else on this stream gets its memory before.
+        workspace = (
+            torch.empty(self.workspace_floats, dtype=torch.float32, device=q.device) if self.workspace_floats else None
+        )
+        partial_results = 0 if workspace is None else workspace.data_ptr()
+        parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths))
+        config.hStream = merge_config.hStream = torch._C._cuda_getCurrentRawStream(self.device)
+        (error,) = self._launch_early(config, self._fixed[0], parameters.address, 0)
+        if error == self._success and workspace is not None:
+            merging.point((output.data_ptr(), partial_results, lengths))
+            (error,) = self._launch_early(merge_config, self._merge, merging.address, 0)
+        if error != self._success:
+            raise self.failed(error.name)
+        return output
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        driver = maps.driver()
+        self._launch_early, self._merge = driver.cuLaunchKernelEx, driver.CUfunction(self.merge)
+
+    def _of_this_thread(self) -> Any:
+        torch.cuda.set_device(self.device)
+        parameters, merging = self.parameters()
+        config = early(self.ctas, self.threads, self.shared_bytes, self.cluster)
+        self._own.parameters = parameters, merging, config, early(self.merge_ctas, MERGE_THREADS)
+        return self._own.parameters
+
+    def _require_lengths(self, kv_lens: Tensor) -> None:
+        there = kv_lens.get_device() == self.device and kv_lens.is_contiguous()
+        if not there or kv_lens.dtype != torch.int32 or kv_lens.shape != (self.batch,):
+            raise Unsupported(f"kv_lens has to be an int32 tensor ({self.batch},) on the device of Q")
+
+
+def early(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> Any:
+    """How a kernel is launched, in clusters, before what it follows has ended (programmatic dependent launch)."""
+    driver = maps.driver()
+    kinds = driver.CUlaunchAttributeID
+    alone, together = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
+    alone.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    alone.value.programmaticStreamSerializationAllowed = 1
+    together.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = together.value.clusterDim
+    size.x, size.y, size.z = cluster, 1, 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs = [alone, together]
+    config.numAttrs = len(config.attrs)
+    return config
+
+
+def layout(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Hashable:
+    """What a prepared launch depends on: shapes, strides, dtypes and devices, all but addresses."""
+    return (
+        *(q.shape, q.stride(), q.dtype, q.get_device()),
+        *(k.shape, k.stride(), k.dtype, k.get_device()),
+        *(v.shape, v.stride(), v.dtype, v.get_device()),
+        causal,
+        scale,
+    )

@@ -1,0 +1,470 @@
+"""The rungs of the ladder, callable: compiled with CuPy, prepared once for each layout of their inputs."""
+
+import ctypes
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.base import paths
+from attnlab.compile import nvrtc
+from attnlab.measuring.subjects import maps
+from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measuring.subjects.launch import (
+    MERGE_ROWS,
+    Launch,
+    MappedPointers,
+    Maps,
+    Pointers,
+    ScaledLaunch,
+    ScaledMaps,
+    SplitLaunch,
+    early,
+    layout,
+)
+from attnlab.measuring.subjects.problem import CLUSTERS, Held, Packing, Problem, shares
+from attnlab.study import ladder
+from attnlab.study.ladder import Rung, Tile
+
+# The `arguments` of kernels that pack a head and its batch.
+PACKED = ("views", ladder.SCALED)
+# Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
+KEPT = 4096
+# Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
+PARTIAL_EXTRA = 4
+# Scores are scaled in single precision. By a smaller factor they would vanish, and minus infinity times 0 is NaN; by a
+# larger one, the rounding of a row's largest score may exceed every exponent.
+SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e3
+# CTAs that load K and V for each other, as a cluster.
+PAIR = 2
+# The driver's errors for a launch that it refuses; any other error means that the device itself failed.
+REFUSED = (
+    "CUDA_ERROR_INVALID_VALUE",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE",
+)
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """One instance of a kernel on a device.
+
+    Attributes:
+        merge: if it splits keys, the kernel that merges its results.
+        held: if it splits keys, the CTAs that the device holds at once.
+    """
+
+    function: Any
+    expression: str
+    architecture: str
+    ctas_per_sm: int
+    merge: Any = None
+    held: Held = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A launch, and the instance and tile that it launches."""
+
+    launch: Launch
+    compiled: _Compiled
+    tile: Tile
+
+
+class Launcher(ABC):
+    """Something that computes attention by launches, each of which is prepared once for tensors of a layout."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[Hashable, Prepared] = {}
+
+    @abstractmethod
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+        """A launch for such tensors, for a caller who keeps it.
+
+        Raises:
+            Unsupported: it does not serve this shape, dtype, layout, scale or device.
+            Broken: its kernel doesn't compile, or can't be launched as its entry says.
+        """
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        scale: float | None = None,
+        kv_lens: Tensor | None = None,
+    ) -> Tensor:
+        """Launch on torch's current stream; `kv_lens` as for `SplitLaunch.of_lengths`; raises as `prepare` does."""
+        launch = self.prepared(q, k, v, causal, scale).launch
+        return launch(q, k, v) if kv_lens is None else launch.of_lengths(q, k, v, kv_lens)
+
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Prepared:
+        """The launch for such tensors, which is kept; raises as `prepare` does."""
+        key = layout(q, k, v, causal, scale)
+        found = self._prepared.get(key)
+        return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
+
+    def _keep(self, key: Hashable, made: Prepared) -> Prepared:
+        if len(self._prepared) >= KEPT:
+            self._prepared.clear()
+        self._prepared[key] = made
+        return made
+
+    def resources(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
+        """What the instance for such tensors needs, and what a call launches: columns of the table ``resources``."""
+        return needs(self.prepared(q, k, v, causal, scale))
+
+
+def needs(prepared: Prepared) -> dict[str, Any]:
+    """What a prepared launch needs, as `Launcher.resources`."""
+    compiled, tile = prepared.compiled, prepared.tile
+    return {
+        "function": compiled.expression,
+        "architecture": compiled.architecture,
+        "registers": compiled.function.num_regs,
+        "local_bytes": compiled.function.local_size_bytes,
+        "static_shared_bytes": compiled.function.shared_size_bytes,
+        "dynamic_shared_bytes": tile.shared_bytes,
+        "threads": tile.threads,
+        "ctas": prepared.launch.ctas,
+        "ctas_per_sm": compiled.ctas_per_sm,
+    }
+
+
+class Kernel(Launcher):
+    """A rung of the ladder."""
+
+    def __init__(self, rung: Rung) -> None:
+        super().__init__()
+        self.rung = rung
+        self._compiled: dict[tuple[str, int, str, bool, int], _Compiled] = {}
+        self._source = ""
+
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+        dtype, tile = _served(self.rung, q, k, v, causal, scale)
+        return self._ready(dtype, tile, q, k, v, causal, scale)
+
+    def of_scales(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scales: Sequence[Tensor],
+        causal: bool,
+        scale: float | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Launch it for tensors in e4m3; `scales` and `dtype` as for `ScaledLaunch.of_scales`; raises as `prepare`."""
+        if len(scales) != 3 + (dtype == torch.float8_e4m3fn):
+            raise Unsupported(f"{self.rung.name} takes the scales of Q, K and V, and that of an output in e4m3 alone")
+        launch = self.prepared_scaled(q, k, v, causal, scale, dtype).launch
+        assert isinstance(launch, ScaledLaunch)
+        return launch.of_scales(q, k, v, scales, dtype)
+
+    def prepared_scaled(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
+    ) -> Prepared:
+        """The launch for such tensors in e4m3, which is kept; raises as `prepare`."""
+        key = (layout(q, k, v, causal, scale), dtype)
+        return self._prepared.get(key) or self._keep(key, self._prepare_scaled(q, k, v, causal, scale, dtype))
+
+    def _prepare_scaled(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
+    ) -> Prepared:
+        name, tile = str(dtype).removeprefix("torch."), _tile(self.rung, q, k, v, causal, scale)
+        if name not in self.rung.dtypes:
+            raise Unsupported(f"{self.rung.name} gives {', '.join(self.rung.dtypes)}, not {name}")
+        return self._ready(name, tile, q, k, v, causal, scale)
+
+    def _ready(
+        self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+    ) -> Prepared:
+        """A launch for tensors that the tile serves."""
+        rung, device = self.rung, q.get_device()
+        batch, heads, seq_len, head_dim = q.shape
+        with torch.cuda.device(device):
+            instance = (dtype, head_dim, tile.name, causal, device)
+            if instance not in self._compiled:
+                self._compiled[instance] = self._compile(dtype, tile, causal)
+            compiled = self._compiled[instance]
+            if rung.splits_keys:
+                return Prepared(_split(rung, tile, compiled, q, k, v, causal, scale), compiled, tile)
+            ctas = tile.items(seq_len, batch * heads)
+            if rung.persistent:
+                ctas = _resident(rung, tile, ctas, _held(compiled, device), causal)
+            encoded = _encoded(rung, tile, q, k, v, dtype)
+            scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
+            launch = (ScaledLaunch if rung.scaled else Launch)(
+                compiled.function.kernel.ptr,
+                ctas,
+                tile.threads,
+                tile.shared_bytes,
+                device,
+                partial(ScaledMaps if rung.scaled else Maps, encoded, scalars)
+                if encoded
+                else partial(Pointers, scalars),
+                partial(_failure, rung, tile, compiled.expression),
+            )
+        return Prepared(launch, compiled, tile)
+
+    def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
+        try:
+            import cupy
+            from cupy.cuda.compiler import CompileException
+            from cupy_backends.cuda.api import driver
+        except ImportError:
+            raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
+
+        rung = self.rung
+        capability = torch.cuda.get_device_capability()
+        architecture = rung.architecture(capability)
+        if architecture is None:
+            raise Unsupported(
+                f"{rung.name} is written for {', '.join(rung.architectures)}, and this device's compute capability is "
+                f"{capability[0]}.{capability[1]}"
+            )
+        most = torch.cuda.get_device_properties().shared_memory_per_block_optin  # type: ignore[attr-defined]
+        if tile.shared_bytes > most:
+            raise Unsupported(
+                f"{rung.name} needs {tile.shared_bytes} bytes of shared memory a CTA in {tile.title}, and this device "
+                f"gives {most}"
+            )
+        expression = rung.expression(dtype, tile, causal)
+        options = nvrtc.flags(architecture)
+        # The program is read once: all instances of this kernel have one source, even if it is edited in the meantime.
+        self._source = self._source or nvrtc.program(rung)
+        merging = rung.merge_expression(dtype, tile)
+        names = (expression, merging) if merging else (expression,)
+        module = cupy.RawModule(code=self._source, options=options, name_expressions=names)
+        try:
+            function = module.get_function(expression)
+            merge = module.get_function(merging) if merging else None
+        except CompileException as error:
+            raise Broken(nvrtc.explained(rung, expression, options, error.get_message())) from None
+        try:
+            # Tiles that share an instance share this setting: it is that of the largest.
+            if tile.shared_bytes > function.max_dynamic_shared_size_bytes:
+                function.max_dynamic_shared_size_bytes = tile.shared_bytes
+            ctas_per_sm = driver.occupancyMaxActiveBlocksPerMultiprocessor(
+                function.kernel.ptr, tile.threads, tile.shared_bytes
+            )
+        except RuntimeError as error:
+            raise Broken(f"{_entry(rung, tile)}: the driver refuses {expression}: {error}") from None
+        if not ctas_per_sm:
+            shared_bytes = tile.shared_bytes + function.shared_size_bytes
+            raise Broken(
+                f"{_entry(rung, tile)}: a multiprocessor can't hold one CTA of {expression}: {tile.threads} threads of "
+                f"{function.num_regs} registers, {shared_bytes} bytes of shared memory"
+            )
+        held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if merge else ()
+        if rung.paired:  # a pair is a cluster, and nothing else is
+            held = ((1, dict(held)[PAIR]),)
+        return _Compiled(function, expression, architecture, ctas_per_sm, merge, held)
+
+
+def implementation(name: str) -> Implementation:
+    """The rung that is called ``kernel.<rung>``, as its source and entry are now; compiled once per process.
+
+    Raises:
+        UserError: the ladder has no such rung.
+    """
+    return _named(name, of(ladder.rung(name)))
+
+
+def pinned(rung: Rung, tile: Tile) -> Implementation:
+    """One tile of a rung alone, called ``kernel.<rung>:<tile>``; a tile without a name by its head_dim."""
+    return _named(f"{rung.implementation}:{tile.name or tile.head_dim}", kernel(rung, tile))
+
+
+def kernel(rung: Rung, tile: Tile) -> Kernel:
+    """One tile of a rung alone; compiled once per process."""
+    return of(rung.model_copy(update={"tiles": [tile]}))
+
+
+def _named(name: str, kernel: Kernel) -> Implementation:
+    return Implementation(
+        name, kernel, resources=kernel.resources, differentiable=False, repeats=kernel.rung.reproducible
+    )
+
+
+def of(rung: Rung) -> Kernel:
+    """A rung, callable; compiled once per process."""
+    return _KERNELS.setdefault(ladder.hashes([rung])[rung.implementation], Kernel(rung))
+
+
+_KERNELS: dict[str, Kernel] = {}
+
+
+def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> list[bytes]:
+    """The tensor maps of Q, K, V and O; none for a rung that takes addresses."""
+    if rung.arguments == "pointers":
+        return []
+    output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
+    encode = maps.strided if rung.arguments in ladder.STRIDED else maps.contiguous
+    boxes = ((q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box))
+    return [encode(tensor, _valid_address(q), box) for tensor, box in boxes]
+
+
+def _valid_address(tensor: Tensor) -> int:
+    """An address that the driver takes for a map. Each launch puts its tensors' own in, or refuses them."""
+    return tensor.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
+
+
+def _resident(rung: Rung, tile: Tile, items: int, held: int, causal: bool) -> int:
+    """The CTAs of a persistent kernel, each of which finds work, on a device that holds so many at once."""
+    shared = rung.arguments in ladder.STRIDED and not causal
+    return min(items * (shares(items, held, tile.rows // tile.box) if shared else 1), held)
+
+
+def _scalars(rung: Rung, tile: Tile, q: Tensor, k: Tensor, causal: bool, scale: float | None, ctas: int) -> list[Any]:
+    """What follows the tensors among the parameters of a kernel."""
+    batch, heads, seq_len, head_dim = q.shape
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    if rung.arguments not in ladder.STRIDED:
+        return [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
+    l2_bytes = torch.cuda.get_device_properties(q.device).L2_cache_size
+    return [Problem.of(q, k, causal, scale, tile, ctas, l2_bytes)]
+
+
+def _held(compiled: _Compiled, device: int) -> int:
+    """How many CTAs of an instance the device holds at once."""
+    return compiled.ctas_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
+    """How many CTAs of an instance the current device holds at once, for each size of cluster that finds a place."""
+    driver = maps.driver()
+    allowed = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    (error,) = driver.cuFuncSetAttribute(driver.CUfunction(function), allowed, 1)
+    held = [(1, ctas_per_sm * torch.cuda.get_device_properties().multi_processor_count)]
+    for cluster in CLUSTERS[1:]:
+        config = early(cluster, tile.threads, tile.shared_bytes, cluster)
+        error, clusters = driver.cuOccupancyMaxActiveClusters(driver.CUfunction(function), config)
+        if error == driver.CUresult.CUDA_SUCCESS and clusters:
+            held.append((cluster, cluster * clusters))
+    return tuple(held)
+
+
+def _split(
+    rung: Rung, tile: Tile, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> SplitLaunch:
+    """A launch of a kernel that splits keys."""
+    batch, heads, queries, head_dim = q.shape
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    packing = Packing.of(q, k, v, causal, scale, tile, compiled.held, compiled.ctas_per_sm)
+    rows = batch * heads * queries  # each of which has a partial result of each cluster, with its logarithm
+    floats = rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0
+    of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
+    ctas = tile.items(of_head, all_kv_heads) * packing.clusters * packing.cluster
+    parameters: Callable[[], Pointers] = partial(Pointers, [packing], 6)
+    if rung.paired:  # each of a pair loads its part of a tile's keys
+        encoded = [maps.strided(tensor, _valid_address(tensor), tile.keys // PAIR) for tensor in (k, v)]
+        parameters = partial(MappedPointers, [packing], 6, encoded)
+    return SplitLaunch(
+        compiled.function.kernel.ptr,
+        ctas,
+        tile.threads,
+        tile.shared_bytes,
+        q.get_device(),
+        lambda: (parameters(), Pointers([packing], 3)),
+        partial(_failure, rung, tile, compiled.expression),
+        PAIR if rung.paired else packing.cluster,
+        compiled.merge.kernel.ptr,
+        all_kv_heads * math.ceil(of_head / MERGE_ROWS),
+        floats,
+        batch,
+    )
+
+
+def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[str, Tile]:
+    """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
+    if rung.scaled:
+        raise Unsupported(f"{rung.name} takes Q, K and V in e4m3 with their scales, as `attnlab.attend` does")
+    tile = _tile(rung, q, k, v, causal, scale)
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
+    if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
+        raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
+    return dtypes[0], tile
+
+
+def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tile:
+    """The tile for such inputs, whatever their dtype; raises Unsupported with the reason if the rung has none."""
+    if not (q.is_cuda and q.device == k.device == v.device):
+        raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
+    if refused := (_unlike_views if rung.arguments in ladder.STRIDED else _unlike_plain)(q, k, v, causal, scale):
+        raise Unsupported(f"{rung.name} {refused}")
+    kv_len, head_dim = k.shape[2:]
+    rows = q.shape[2] * q.shape[1] // (k.shape[1] or 1)
+    tiles = rung.tiles_for(head_dim, kv_len, causal, rows)
+    if not tiles:
+        mask = ladder.MASKS[causal]
+        raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
+    if not rung.serves_queries(q.shape[2]):
+        raise Unsupported(f"{rung.name} serves at most {rung.most_queries} queries of a head, not {q.shape[2]}")
+    if not q.numel():
+        raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
+    tile = tiles[0]
+    if not rung.serves_rows(tile, rows):
+        raise Unsupported(
+            f"{rung.name} serves heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"
+        )
+    if limit := maps.limit(q, tile.rows, packed=rung.arguments in PACKED):
+        raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
+    return tile
+
+
+def _unlike_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """Why a kernel of plain self-attention can't serve such inputs, after the rung's name; empty if it can."""
+    if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        return f"takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not {shapes}"
+    if scale is not None:
+        return f"scales scores by 1/√head_dim, not by {scale:g}"
+    return "" if all(tensor.is_contiguous() for tensor in (q, k, v)) else "takes contiguous Q, K and V"
+
+
+def serves_scale(scale: float | None) -> bool:
+    """Whether a kernel that takes a scale gets exact results with this one; None is 1/√D."""
+    return scale is None or SMALLEST_SCALE <= scale <= LARGEST_SCALE
+
+
+def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """Why a kernel that takes views can't serve such inputs, after the rung's name; empty if it can."""
+    if refused := unlike_grouped(q, k, v, causal, scale):
+        return refused
+    if not serves_scale(scale):
+        return f"takes a scale from {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}, not {scale:g}"
+    unfit = ((name, maps.refusal(tensor)) for name, tensor in zip("QKV", (q, k, v), strict=True))
+    return next((f"can't take {name}: it {reason}" for name, reason in unfit if reason), "")
+
+
+def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """Why there is no attention of these, whose heads may be grouped, after who takes them; empty if there is."""
+    shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+    if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"
+    if not k.numel() or q.shape[1] % k.shape[1]:
+        return f"takes as many heads of K and V as divide those of Q, not {shapes}"
+    if causal and q.shape[2] > k.shape[2]:
+        return f"takes no more queries than keys under the causal mask, not {q.shape[2]} and {k.shape[2]}"
+    if scale is not None and not 0 < scale < math.inf:
+        return f"takes a scale above 0, not {scale:g}"
+    return ""
+
+
+def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:
+    """What an error of the driver at launch means: that the kernel can't be launched, or that the device failed."""
+    if error in REFUSED:
+        return Broken(f"{_entry(rung, tile)}: the driver refuses to launch {expression}: {error}")
+    return torch.AcceleratorError(error)
+
+
+def _entry(rung: Rung, tile: Tile) -> str:
+    ladder_file = paths.shown(paths.kernels() / "ladder.toml")
+    return f"{ladder_file}, rung {rung.name!r}, {tile.title}"

@@ -1,0 +1,106 @@
+"""Q, K and V that a model's attention was called with, from a file in safetensors' format.
+
+The file holds, for each layer, three tensors of 16 bits: ``<layer>.q`` ``(heads, tokens, head_dim)``, ``<layer>.k`` and
+``<layer>.v`` ``(kv_heads, tokens, head_dim)``, as they are after rotary embeddings and before scaling. Query head i
+belongs to the KV head i · kv_heads / heads, rounded down.
+"""
+
+import hashlib
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+from attnlab.study.values import CAPTURED, CAPTURED_FILE, split
+
+Layer = tuple[Tensor, Tensor, Tensor]
+FILE = "ATTNLAB_CAPTURED"
+"""The variable that tells this process, and those that it starts, which file its study names."""
+
+
+def use(study: Study) -> None:
+    """Take what is drawn as captured, here and in processes that this one starts, from the file that a study names."""
+    os.environ[FILE] = str(path(study.captured))
+
+
+def path(stated: str) -> Path:
+    """The file that a study states; a relative path is one in the folder of the runs, or in the project."""
+    own = paths.working() / stated
+    return own if own.is_file() else paths.ROOT / stated
+
+
+def digests(study: Study) -> dict[str, str]:
+    """The SHA-256 of the file by its name; empty for a study without captured values.
+
+    Raises:
+        UserError: the file can't be read, or lacks a layer that the study states, or a layer is not one.
+    """
+    layers = {word for name, word in (split(shape.values) for shape in study.shapes) if name == CAPTURED}
+    if not layers:
+        return {}
+    from safetensors import safe_open
+
+    file = path(study.captured)
+    where = f"captured: {paths.shown(file)}"
+    try:
+        with safe_open(file, "pt") as held:
+            there = {name: tuple(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{where} can't be read ({error.strerror or error}): name another") from None
+    except Exception as error:  # safetensors' own error has no public base
+        raise UserError(f"{where} is no file of safetensors: {error}") from None
+    for layer in sorted(layers):
+        if wrong := _wrong(layer, there):
+            raise UserError(f"{where} {wrong}")
+    return {file.name: hashlib.sha256(content).hexdigest()}
+
+
+def _wrong(layer: str, there: dict[str, tuple[int, ...]]) -> str:
+    """Why a layer of a file with tensors of these sizes can't be taken; empty if it can."""
+    named = [f"{layer}.{tensor}" for tensor in "qkv"]
+    for name in named:
+        if name not in there:
+            return f"lacks {name}; it has {', '.join(sorted(there))}"
+    for name in named:
+        if len(there[name]) != 3:
+            return f"holds {name} as {there[name]}, which has to be (heads, tokens, head_dim)"
+    q, k, v = (there[name] for name in named)
+    if k != v or q[1:] != k[1:] or q[0] % k[0]:
+        alike = "K and V have to be alike, and Q have a multiple of their heads"
+        return f"holds {layer}.q as {q}, {layer}.k as {k} and {layer}.v as {v}: {alike}"
+    return ""
+
+
+def layer(name: str, shape: Shape, device: torch.device) -> Layer:
+    """Q, K and V of a layer: ``(heads, seq_len, head_dim)`` and twice ``(kv_heads, kv_len, head_dim)``.
+
+    Keys are the first that were captured, and queries the last of those.
+
+    Raises:
+        Unsupported: the file holds fewer tokens, or heads of another width.
+    """
+    q, k, v = _read(Path(os.environ.get(FILE, path(CAPTURED_FILE))), name, device)
+    if q.shape[2] != shape.head_dim:
+        raise Unsupported(f"the captured heads have {q.shape[2]} columns, not {shape.head_dim}")
+    if k.shape[1] < shape.kv_len:
+        raise Unsupported(f"{k.shape[1]} tokens were captured, and the shape has {shape.kv_len} keys")
+    if shape.kv_len < shape.seq_len:
+        raise Unsupported(f"captured queries are the last of {shape.kv_len} keys, and there are {shape.seq_len}")
+    return q[:, shape.kv_len - shape.seq_len : shape.kv_len], k[:, : shape.kv_len], v[:, : shape.kv_len]
+
+
+@cache
+def _read(file: Path, name: str, device: torch.device) -> Layer:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt", device=str(device)) as content:
+        q, k, v = (content.get_tensor(f"{name}.{tensor}") for tensor in "qkv")
+    return q, k, v

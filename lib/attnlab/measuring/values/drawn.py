@@ -1,0 +1,172 @@
+"""The values of Q, K and V of each kind that `attnlab.study.values` declares.
+
+What a kind adds to standard normal numbers lies in the first columns of Q and K, whose products add to every score what
+the kind says, whatever the other columns hold.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.measuring.values import captured
+from attnlab.study.shapes import Shape
+from attnlab.study.values import CAPTURED, placed, split
+
+# Deviation of the logarithm of a row's factor; exponents of a head's, the smallest and how far the largest is above it.
+ROWS, HEADS = 0.5, (-2.0, 5.0)
+OUTLIERS, OUTLIER = 1e-3, 10.0
+MOST_CAPTURED = 4
+"""The most heads of a captured layer that are drawn together."""
+SLOWEST = 10_000
+"""The lowest frequency of `positional` is 1 over this, in radians per key, or above."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Q, K, V as they lie in memory, standard normal, each ``(heads, rows, head_dim)``; what a head is and a place.
+
+    Attributes:
+        tensors: Q, K and V.
+        heads: by tensor of Q and K, the number of the head that an element of the first dimension belongs to.
+        places: by tensor of Q and K, the place of each row among the keys, ``(heads or 1, rows)``.
+        generator: what numbers are drawn by.
+    """
+
+    tensors: list[Tensor]
+    heads: tuple[Tensor, Tensor]
+    places: tuple[Tensor, Tensor]
+    generator: torch.Generator
+
+    def impose(self, columns: int, queries: Tensor | float, keys: Tensor | float) -> None:
+        """Put what a kind says into the first columns of Q and K."""
+        for tensor, said in zip(self.tensors, (queries, keys), strict=False):
+            tensor[..., :columns] = said
+
+
+def structured(values: str, head_dim: int) -> int:
+    """In how many of the first columns of Q and K the kind lies; in these, signs can't be changed independently."""
+    name = split(values)[0]
+    return {"sink": 1, "rising": 1, "falling": 1, "positional": head_dim // 8 * 2, CAPTURED: head_dim}.get(name, 0)
+
+
+def step(shape: Shape, device: torch.device) -> int:
+    """By how many heads of K and V one window of the inputs may lie further on than another.
+
+    Q and K of a captured head belong together, and it is there again after so many. By token, a head further on may be
+    a token further on: where places matter there is one window only, and the step is 0.
+
+    Raises:
+        Unsupported: what was captured doesn't do for this shape.
+    """
+    together = _together(shape, device) if split(shape.values)[0] == CAPTURED else 1
+    return 0 if placed(shape.values) and shape.layout == "tokens first" else together
+
+
+def _together(shape: Shape, device: torch.device) -> int:
+    """How many heads of a captured layer are drawn together."""
+    return min(MOST_CAPTURED, captured.layer(split(shape.values)[1], shape, device)[1].shape[0])
+
+
+def make(values: str, shape: Shape, memory: Memory) -> None:
+    """Make values of a kind of standard normal numbers."""
+    name, word = split(values)
+    if name in _MADE:
+        _MADE[name](shape, memory, word)
+
+
+def _sd(shape: Shape, memory: Memory, word: str) -> None:
+    memory.tensors[0].mul_(float(word))
+
+
+def _sink(shape: Shape, memory: Memory, word: str) -> None:
+    height = _height(shape, word)
+    first = (memory.places[1] == 0).unsqueeze(-1)
+    memory.impose(1, height, height * first)
+
+
+def _slope(sign: int) -> Callable[[Shape, Memory, str], None]:
+    def impose(shape: Shape, memory: Memory, word: str) -> None:
+        height = _height(shape, word)
+        along = memory.places[1].unsqueeze(-1) / max(1, shape.kv_len - 1) - 0.5
+        memory.impose(1, height, sign * height * along)
+
+    return impose
+
+
+def _positional(shape: Shape, memory: Memory, word: str) -> None:
+    count = shape.head_dim // 8
+    device = memory.tensors[0].device
+    frequencies = SLOWEST ** (-torch.arange(count, device=device) / count)
+    height = _height(shape, word) / math.sqrt(count)
+    angles = (places.unsqueeze(-1) * frequencies for places in memory.places)
+    memory.impose(2 * count, *(height * torch.cat((angle.cos(), angle.sin()), -1) for angle in angles))
+
+
+def _scales(shape: Shape, memory: Memory, word: str) -> None:
+    queries, heads = memory.tensors[0], memory.heads[0]
+    least, more = HEADS
+    drawn = torch.rand(int(heads.max()) + 1, generator=memory.generator, device=queries.device)
+    of_head = 2 ** (least + more * drawn)[heads]
+    of_row = torch.randn(queries.shape[:2], generator=memory.generator, device=queries.device).mul_(ROWS).exp_()
+    queries.mul_((of_head[:, None] * of_row).unsqueeze(-1).to(queries.dtype))
+
+
+def _outliers(shape: Shape, memory: Memory, word: str) -> None:
+    for tensor in memory.tensors:
+        far = torch.empty_like(tensor).normal_(0, OUTLIER, generator=memory.generator)
+        tensor.add_(far.mul_(torch.empty_like(tensor).bernoulli_(OUTLIERS, generator=memory.generator)))
+
+
+def _offset(shape: Shape, memory: Memory, word: str) -> None:
+    memory.tensors[2].add_(float(word))
+
+
+def _zeros(shape: Shape, memory: Memory, word: str) -> None:
+    queries, keys, kept = memory.tensors
+    queries.zero_()
+    keys.zero_()
+    kept.copy_(kept[:1, :1].expand_as(kept).clone())
+
+
+def _captured(shape: Shape, memory: Memory, word: str) -> None:
+    device = memory.tensors[0].device
+    q, k, v = captured.layer(word, shape, device)
+    repeats, shared = _together(shape, device), shape.heads // shape.kv_heads
+    chosen = torch.randperm(k.shape[0], generator=memory.generator, device=device)[:repeats]
+    of_keys = memory.heads[1] % repeats
+    of_queries = memory.heads[0] // shared % repeats
+    grouped = q.shape[0] // k.shape[0]
+    members = memory.heads[0] % shared % grouped
+    signs = 1 - 2 * torch.randint(2, (repeats, shape.head_dim), generator=memory.generator, device=device)
+    rows = [places - places.min() for places in memory.places]
+    heads = chosen[of_queries] * grouped + members, chosen[of_keys]
+    for tensor, source, head, row, of in zip(memory.tensors, (q, k), heads, rows, (of_queries, of_keys), strict=False):
+        tensor.copy_(source[head[:, None], row] * signs[of][:, None].to(source.dtype))
+    kept = memory.tensors[2]
+    number = memory.heads[1][: len(kept)]
+    flips = 1 - 2 * torch.randint(
+        2, (int(number.max()) + 1, 1, shape.head_dim), generator=memory.generator, device=device
+    )
+    kept.copy_(v[heads[1][: len(kept), None], rows[1][: len(kept)]] * flips[number].to(v.dtype))
+
+
+def _height(shape: Shape, word: str) -> float:
+    """What a column has to hold in Q and in K to add so many nats to a score."""
+    return math.sqrt(float(word) / (shape.scale or 1 / math.sqrt(shape.head_dim)))
+
+
+_MADE: dict[str, Callable[[Shape, Memory, str], None]] = {
+    "sd": _sd,
+    "sink": _sink,
+    "positional": _positional,
+    "rising": _slope(1),
+    "falling": _slope(-1),
+    "scales": _scales,
+    "outliers": _outliers,
+    "offset": _offset,
+    CAPTURED: _captured,
+    "zeros": _zeros,
+}
