@@ -176,7 +176,7 @@ check: $(call ready,cpu-check)  ## check format, lint, types and notebook pairs
 	$(python) -m ruff check --quiet $(CODE)
 	$(python) -m mypy
 	for notebook in notebooks/*.ipynb; do \
-	  $(python) -m jupytext --quiet --to py:percent --output - $$notebook | diff -u $${notebook%.ipynb}.py - \
+	  $(python) -m jupytext --quiet --to py:percent --opt notebook_metadata_filter=-all --opt cell_metadata_filter=tags,-all --output - $$notebook | diff -u $${notebook%.ipynb}.py - \
 	  || { echo "$$notebook and its .py differ: make format" >&2; exit 1; }; \
 	done
 

@@ -168,7 +168,7 @@ def test_models_are_measured_where_that_is_asked(words):
     pytest.importorskip("transformers")
     page = words(measure=True, prompt=16, tokens=3, rounds=4)
     assert "Measured here, on cpu." in page
-    assert re.search(r"Of 24 tokens and against torch.float64\. .* llama 16 (\S+) (\S+) 24 24 24", page)
+    assert re.search(r"Of 24 tokens, those of SDPA are: .*attnlab.attend.: 24", page)
 
 
 def test_without_transformers_a_line_says_so_and_nothing_is_measured(capsys):

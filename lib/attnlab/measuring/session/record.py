@@ -271,7 +271,9 @@ def _show(bar: tqdm, name: str, left: dict[str, tuple[str, float]], began_s: flo
     done_s = sum(seconds for _, seconds in left.values()) - rest_s
     words = [f"{_duration((time.monotonic() - began_s) * rest_s / done_s)} left"] if rest and done_s > 0 else []
     words += [f"the first that is left: {shape}" for shape, _ in rest[:1]]
-    bar.set_postfix_str("; ".join(words))
+    bar.set_postfix_str("; ".join(words), refresh=False)
+    if sys.stderr.isatty() or bar.n != before:  # a notebook keeps each line that is shown
+        bar.refresh()
     if bar.disable and 8 * bar.n // shapes > 8 * before // shapes:
         print("; ".join([f"{name}: {bar.n} of {shapes} shapes measured", *words]), file=sys.stderr, flush=True)
 
