@@ -1,10 +1,10 @@
-"""What more GPUs gain, measured and computed from the published run, and what a cluster costs.
+"""What more GPUs gain, computed from the published run, and what a cluster costs.
 
     python benchmarks/cluster.py        # 2, 4, 8 and 16 workers of this host, a minute or two
     python benchmarks/cluster.py 2 4    # these numbers of workers
 
 Workers are Dask's own, one process each, behind a scheduler over TCP. Each task's result holds blocks, as that of a
-piece of a replicate does (`attnlab.measure.cluster.remote`), of the size that they have in the published run, and the
+piece of a replicate does (`attnlab.measure.cluster`), of the size that they have in the published run, and the
 client writes them as it does in a run. Nothing is timed on a device.
 """
 
@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ import pandas as pd
 from published import RUN
 
 from attnlab.base import files
-from attnlab.infer.machine import neighbours
-from attnlab.measure.cluster import scheduling
+from attnlab.measure import cluster
 from attnlab.measure.session.estimate import PROCESS_S
 from attnlab.measure.session.subject import Job
 from attnlab.runs import read, schema
@@ -55,7 +53,6 @@ class Measured(NamedTuple):
 
 def main(counts: list[int]) -> None:
     """Print what the published run would take on more GPUs, what its blocks hold, and a row per number of workers."""
-    _scaled()
     _plan()
     block, total, blocks = _published()
     print(f"\na block of {RUN}: {len(block) / 1e3:.0f} kB in the mean; {blocks} blocks, {total / 1e6:.0f} MB in all")
@@ -63,32 +60,6 @@ def main(counts: list[int]) -> None:
     for count in counts:
         found = _measured(count, block)
         print(f"{found.workers:>8} {found.task_ms:>10.2f} {found.home_ms:>11.2f} {found.mb_s:>10.1f}", flush=True)
-
-
-def _scaled() -> None:
-    """How long the study `scaling` took on one card of a host, and on several."""
-    print("measured, the study scaling:")
-    print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14}")
-    compared = neighbours.compared(read.read_manifest(RUN)["device"]["name"])
-    pairs = {
-        (one.alone.name, one.beside.name): (one.alone, one.beside) for one in compared
-    }  # once, not for each timing
-    for alone, beside in pairs.values():
-        alone_s = _busiest_s(alone)
-        for run, took_s in ((alone, alone_s), (beside, _busiest_s(beside))):
-            print(f"{len(run.cards):>8} {_run_s(run):>10.0f} {took_s:>10.1f} {alone_s / took_s:>14.2f}")
-
-
-def _run_s(run: schema.Run) -> float:
-    """Seconds from the beginning of a run to its end."""
-    begun, ended = (datetime.fromisoformat(run.manifest[moment]) for moment in ("created", "finished"))
-    return (ended - begun).total_seconds()
-
-
-def _busiest_s(run: schema.Run) -> float:
-    """Seconds of the card that measured longest, from the start of each of its processes to its last sample."""
-    last_s = run.samples.groupby("process")["started_s"].max()
-    return float(last_s.groupby(run.processes.set_index("process")["card"]).sum().max())
 
 
 def _plan() -> None:
@@ -108,15 +79,14 @@ def _plan() -> None:
 
 def _dealt(jobs: list[Job], took_s: dict[Shape, float], gpus: int) -> tuple[list[float], list[int]]:
     """When each GPU ends, in seconds, and how many processes it starts, if each takes a piece whenever it is free."""
-    waiting = scheduling.pieces(jobs, took_s, gpus)
+    waiting = cluster.pieces(jobs, took_s, gpus)
     taken: dict[str, Counter[int]] = {str(gpu): Counter() for gpu in range(gpus)}
     ends_s, now_s = dict.fromkeys(taken, 0.0), 0.0
     while waiting:
-        for gpu in [gpu for gpu, end_s in ends_s.items() if end_s <= now_s]:
-            if (chosen := scheduling.choose(waiting, gpu, taken)) is not None:
-                number, piece = waiting.pop(chosen)
-                taken[gpu][number] += 1
-                ends_s[gpu] = now_s + PROCESS_S + sum(took_s[shape] for shape in piece.shapes)
+        for gpu in [gpu for gpu, end_s in ends_s.items() if end_s <= now_s][: len(waiting)]:
+            number, piece = waiting.pop(cluster.choose([number for number, _ in waiting], taken[gpu]))
+            taken[gpu][number] += 1
+            ends_s[gpu] = now_s + PROCESS_S + sum(took_s[shape] for shape in piece.shapes)
         now_s = min((end_s for end_s in ends_s.values() if end_s > now_s), default=now_s)
     return list(ends_s.values()), [pieces.total() for pieces in taken.values()]
 
