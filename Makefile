@@ -70,7 +70,7 @@ switch = $(if $(filter-out 0,$($(1))),$(2))
 OPTIONS = $${RUN:+--run="$$RUN"} $${STUDY:+--study="$$STUDY"} $${DEVICE:+--device="$$DEVICE"} $${GPUS:+--gpus="$$GPUS"} \
   $${SCHEDULER:+--scheduler="$$SCHEDULER"} $(call switch,LONG,--long)
 # What measuring needs here: Dask only where it was asked for, and before it is installed for GPUs, a GPU.
-MEASURING = $(if $(GPUS),$(if $(PYTHON),,.gpu)) $(call ready,$(HARDWARE)$(if $(GPUS)$(SCHEDULER),-dask)$(if $(GPUS),-gpus))
+MEASURING = $(if $(GPUS),$(if $(PYTHON),,.gpu)) $(call ready,$(HARDWARE)$(if $(GPUS)$(SCHEDULER),-dask))
 
 # $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml. `render` stands for no extras:
 # any stamp that exists will do.

@@ -244,9 +244,7 @@ def measured(
         if stated and callables.among(study.implementations):
             stack.enter_context(studies.modules_beside(stated))
         if gpus or scheduler:
-            from attnlab.measuring.cluster import start
-
-            executor = stack.enter_context(start.fleet(gpus, scheduler, wanted))
+            executor = stack.enter_context(_cluster().fleet(gpus, scheduler, wanted))
             described = executor.device
         else:
             executor, described = None, _here(wanted)
@@ -305,6 +303,15 @@ def _measuring_half() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
     return devices, record
+
+
+def _cluster() -> Any:
+    try:
+        from attnlab.measuring import cluster
+    except ImportError as error:
+        needs = f"measuring on several GPUs needs {error.name}, which is not installed"
+        raise UserError(f"{needs}: `make measure` with GPUS or SCHEDULER sets it up") from None
+    return cluster
 
 
 def default_study(device: str, cluster: bool = False) -> str:

@@ -34,10 +34,12 @@ def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
 
     Args:
         flags: the folder of `faulty`'s flags.
-        path: where Python looks for packages first.
+        path: where Python looks for packages first; ``bare`` if it finds no attnlab.
     """
     os.environ |= {"ATTNLAB_DATA": "/nowhere", faulty.FLAGS: flags}
-    if path:
+    if path == "bare":
+        sys.modules["attnlab.measuring.cluster"] = None
+    elif path:
         sys.path.insert(0, path)
     ceilings.CPU_MATRIX, ceilings._copy = 64, small_copy
     with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork):

@@ -1,12 +1,14 @@
-"""How the replicates of a study are shared out among cards."""
+"""How the replicates of a study are shared out among workers."""
 
 from collections import Counter
 
 import pytest
 from conftest import TINY, tiny_study
 
-from attnlab.measuring.cluster import scheduling
 from attnlab.measuring.session.subject import Job
+
+pytest.importorskip("distributed")
+from attnlab.measuring import cluster
 
 LENGTHS = [16, 32, 48, 64, 80, 96, 112]
 UNEVEN = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0)
@@ -22,58 +24,34 @@ def seconds(asked):
     return dict(zip(asked[0].study.shapes, UNEVEN, strict=True))
 
 
-def measured(asked, cards, slower=1.0):
-    """Who measures what, as (card, replicate, shape), and when the last of the cards ends; each takes when it is free.
-
-    Args:
-        slower: how many times longer the last card takes than the others.
-    """
-    each_s, turns = seconds(asked), []
-    waiting = scheduling.pieces(asked, each_s, cards)
-    taken = {str(card): Counter() for card in range(cards)}
-    ends_s, now_s = dict.fromkeys(taken, 0.0), 0.0
-    while waiting:
-        for card in [card for card, end_s in ends_s.items() if end_s <= now_s]:
-            chosen = scheduling.choose(waiting, card, taken)
-            if chosen is not None:
-                number, piece = waiting.pop(chosen)
-                taken[card][number] += 1
-                turns += [(card, piece.replicate, shape) for shape in piece.shapes]
-                took_s = sum(each_s[shape] for shape in piece.shapes)
-                ends_s[card] = now_s + took_s * (slower if card == str(cards - 1) else 1)
-        now_s = min((end_s for end_s in ends_s.values() if end_s > now_s), default=now_s)
-    return turns, max(ends_s.values())
-
-
-@pytest.mark.parametrize(("replicates", "cards"), GRID)
-def test_every_shape_of_every_replicate_is_taken_once(replicates, cards):
+@pytest.mark.parametrize(("replicates", "workers"), GRID)
+def test_every_shape_is_taken_once_in_each_replicate_by_different_workers_at_about_the_same_time(replicates, workers):
     asked = jobs(replicates)
-    turns, _ = measured(asked, cards)
+    each_s = seconds(asked)
+    waiting = cluster.pieces(asked, each_s, workers)
+    turns, taken, ends_s, now_s = [], {worker: Counter() for worker in range(workers)}, [0.0] * workers, 0.0
+    while waiting:
+        for worker in [worker for worker, end_s in enumerate(ends_s) if end_s <= now_s][: len(waiting)]:
+            number, piece = waiting.pop(cluster.choose([number for number, _ in waiting], taken[worker]))
+            taken[worker][number] += 1
+            turns += [(worker, piece.replicate, shape) for shape in piece.shapes]
+            ends_s[worker] = now_s + sum(each_s[shape] for shape in piece.shapes)
+        now_s = min((end_s for end_s in ends_s if end_s > now_s), default=now_s)
     assert Counter(turn[1:] for turn in turns) == Counter(
         (job.replicate, shape) for job in asked for shape in job.shapes
     )
-
-
-@pytest.mark.parametrize(("replicates", "cards"), GRID)
-@pytest.mark.parametrize("slower", [1.0, 10.0])
-def test_the_replicates_of_a_shape_spread_over_the_cards(replicates, cards, slower):
-    asked = jobs(replicates)
-    turns, _ = measured(asked, cards, slower=slower)
     for shape in asked[0].shapes:
-        times = Counter(card for card, _, measured_shape in turns if measured_shape == shape)
-        assert len(times) == min(replicates, cards)
-        assert max(times.values()) - min(times.get(card, 0) for card in map(str, range(cards))) <= 1
+        assert len({worker for worker, _, taken_shape in turns if taken_shape == shape}) == min(replicates, workers)
+    assert max(ends_s) - replicates * sum(UNEVEN) / workers <= 2 * max(UNEVEN)
 
 
-@pytest.mark.parametrize(("replicates", "cards"), GRID)
-def test_all_cards_end_within_two_shapes_of_each_other(replicates, cards):
-    _, end_s = measured(jobs(replicates), cards)
-    assert end_s - replicates * sum(UNEVEN) / cards <= 2 * max(UNEVEN)
+def test_a_worker_begins_with_what_a_run_needs_once():
+    assert cluster.choose([1, None, 0], Counter()) == 1
 
 
 def test_a_long_study_is_cut_into_pieces_that_a_worker_may_lose(monkeypatch):
-    monkeypatch.setattr(scheduling, "PIECE_S", 13.0)
+    monkeypatch.setattr(cluster, "PIECE_S", 13.0)
     asked = jobs(2)
     each_s = seconds(asked)
-    cut = scheduling.pieces(asked, each_s, 1)
+    cut = cluster.pieces(asked, each_s, 1)
     assert [sum(each_s[shape] for shape in piece.shapes) for _, piece in cut] == 2 * [12.0, 8.0, 13.0]

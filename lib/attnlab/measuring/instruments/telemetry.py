@@ -113,6 +113,11 @@ def card(device: torch.device) -> str:
     return "" if device.type != "cuda" else hashlib.sha256(_uuid(device).encode()).hexdigest()[:CARD_DIGITS]
 
 
+def uuids(count: int) -> list[str]:
+    """The UUIDs of the first GPUs that this process sees, as ``nvidia-smi -L`` prints them."""
+    return [_uuid(torch.device("cuda", number)) for number in range(count)]
+
+
 def _uuid(device: torch.device) -> str:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 

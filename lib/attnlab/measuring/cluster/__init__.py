@@ -1,1 +1,0 @@
-"""Measuring on several GPUs, of one host or of many: an executor over a Dask cluster."""
