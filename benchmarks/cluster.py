@@ -1,4 +1,4 @@
-"""What more GPUs gain, measured and computed from the published run, and what a cluster costs.
+"""What more GPUs gain, computed from the published run, and what a cluster costs.
 
     python benchmarks/cluster.py        # 2, 4, 8 and 16 workers of this host, a minute or two
     python benchmarks/cluster.py 2 4    # these numbers of workers
@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,6 @@ import pandas as pd
 from published import RUN
 
 from attnlab.base import files
-from attnlab.infer.machine import neighbours
 from attnlab.measure.cluster import scheduling
 from attnlab.measure.session.estimate import PROCESS_S
 from attnlab.measure.session.subject import Job
@@ -55,7 +53,6 @@ class Measured(NamedTuple):
 
 def main(counts: list[int]) -> None:
     """Print what the published run would take on more GPUs, what its blocks hold, and a row per number of workers."""
-    _scaled()
     _plan()
     block, total, blocks = _published()
     print(f"\na block of {RUN}: {len(block) / 1e3:.0f} kB in the mean; {blocks} blocks, {total / 1e6:.0f} MB in all")
@@ -63,32 +60,6 @@ def main(counts: list[int]) -> None:
     for count in counts:
         found = _measured(count, block)
         print(f"{found.workers:>8} {found.task_ms:>10.2f} {found.home_ms:>11.2f} {found.mb_s:>10.1f}", flush=True)
-
-
-def _scaled() -> None:
-    """How long the study `scaling` took on one card of a host, and on several."""
-    print("measured, the study scaling:")
-    print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14}")
-    compared = neighbours.compared(read.read_manifest(RUN)["device"]["name"])
-    pairs = {
-        (one.alone.name, one.beside.name): (one.alone, one.beside) for one in compared
-    }  # once, not for each timing
-    for alone, beside in pairs.values():
-        alone_s = _busiest_s(alone)
-        for run, took_s in ((alone, alone_s), (beside, _busiest_s(beside))):
-            print(f"{len(run.cards):>8} {_run_s(run):>10.0f} {took_s:>10.1f} {alone_s / took_s:>14.2f}")
-
-
-def _run_s(run: schema.Run) -> float:
-    """Seconds from the beginning of a run to its end."""
-    begun, ended = (datetime.fromisoformat(run.manifest[moment]) for moment in ("created", "finished"))
-    return (ended - begun).total_seconds()
-
-
-def _busiest_s(run: schema.Run) -> float:
-    """Seconds of the card that measured longest, from the start of each of its processes to its last sample."""
-    last_s = run.samples.groupby("process")["started_s"].max()
-    return float(last_s.groupby(run.processes.set_index("process")["card"]).sum().max())
 
 
 def _plan() -> None:

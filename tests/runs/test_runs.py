@@ -20,7 +20,6 @@ from attnlab.runs import read, schema, write
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies, values
-from attnlab.study.shapes import Shape
 
 TWO = small.study(sweeps={"seq_len": small.AXES | {"seq_len": [16, 32]}})
 """The study of most runs here: two shapes, of which each has a block of two samples."""
@@ -224,21 +223,6 @@ def test_a_run_from_before_values_is_refused_unless_it_is_complete(data):
     path = data / filled() / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": schema.OLDEST}))
     assert refused("one") == f"{path} has schema 6, {READS}: measure again"
-
-
-def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch):
-    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
-    run = read.load("h200-scaling-1")
-    assert (run.manifest["schema"], run.complete) == (schema.OLDEST, True)
-    for table in ("samples", "checks", "cases", "profile", "resources"):
-        frame = getattr(run, table)
-        assert list(frame.columns) == TABLES[table].names
-        assert frame.empty or set(frame["values"]) == {"normal"}
-    assert run.cases["alone_differing"].isna().all()
-    assert run.checks["drawn_rms_error"].isna().all()
-    assert run.checks["allowed_max_error"].isna().all()
-    axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
-    assert {Shape(**one) for one in axes} == set(studies.recorded(run.manifest).shapes)
 
 
 @pytest.mark.parametrize("every", ["all", ["all"]])
