@@ -8,7 +8,7 @@ import synthetic
 from synthetic import Part
 
 from attnlab.runs import schema
-from attnlab.runs.tables import MODEL_TABLES, TABLES
+from attnlab.runs.tables import MODEL_TABLES, TABLES, frame_of
 from attnlab.study import models, studies
 from attnlab.study.implementations import control
 
@@ -49,7 +49,9 @@ def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection
     for replicate in range(of.replicates):
         process = f"p{replicate}"
         spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25}
-        found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", TABLES["processes"].frame([spent])))
+        found.append(
+            ("processes", f"{schema.replicate_key(replicate)}-{process}", frame_of(TABLES["processes"], [spent]))
+        )
         for shape in of.shapes:
             key = schema.shape_key(of, shape, replicate)
             measured = names or of.implementations
@@ -64,7 +66,10 @@ def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection
             each = zip(*(synthetic.checks(name, shape, where, fate[name]) for name in measured), strict=True)
             checks = [row for moment in each for row in moment]
             cases = [synthetic.case(name, shape, where, fate[name]) for name in measured]
-            found += [("checks", key, TABLES["checks"].frame(checks)), ("cases", key, TABLES["cases"].frame(cases))]
+            found += [
+                ("checks", key, frame_of(TABLES["checks"], checks)),
+                ("cases", key, frame_of(TABLES["cases"], cases)),
+            ]
     return found
 
 
@@ -75,7 +80,7 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
         for position, case in enumerate(where)
     ]
     numbered = [row | {"latency_us": float(number), "strain": 0.5} for number, row in enumerate(rows, 1)]
-    return TABLES["samples"].frame(numbered)
+    return frame_of(TABLES["samples"], numbered)
 
 
 # Runs of models
@@ -112,5 +117,5 @@ def model_blocks(plan: models.Plan = PLAN) -> list[Part]:
                     spent = {"attention_us": 1.0, "total_us": 2.0}
                     rows["kernels"] += [who | spent | {"phase": phase} for phase in schema.PHASES]
             key = schema.model_key(replicate, model.name)
-            found += [(table.name, key, table.frame(rows[table.name])) for table in MODEL_TABLES.values()]
+            found += [(table, key, frame_of(columns, rows[table])) for table, columns in MODEL_TABLES.items()]
     return found

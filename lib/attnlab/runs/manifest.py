@@ -137,7 +137,7 @@ class Common(Part):
     created: Time
     finished: Time | None = None
     complete: bool
-    order: Annotated[str, Field(pattern=f"^({TIME.pattern})?$")] = ""
+    order: Annotated[str, Field(pattern=f"^{TIME.pattern}$")]
     attnlab: str
     commit: str
     command: str
@@ -155,7 +155,7 @@ class Common(Part):
         if self.finished and self.finished < self.created:
             raise UserError("finished: it is before 'created'")
         began, order = self.created.isoformat()[:19], self.order[:19]
-        if self.order and order != began and not (order > began and self.order.endswith("+")):
+        if order != began and not (order > began and self.order.endswith("+")):
             raise UserError(f"order: {self.order!r} is neither 'created' nor that of a newer run and a '+'")
         if missing := [name for name in self.packages_of if name not in self.environment.packages]:
             raise UserError(f"environment.packages: the version of {missing[0]} is missing")
@@ -199,7 +199,7 @@ class Fields(Common):
     kernels: dict[str, Words]
     ladder: list[Recorded]
     dispatch: dict[str, str]
-    captured: dict[str, Hash] = {}
+    captured: dict[str, Hash]
     profile: Profile | None = None
     closed_early: Closed | None = None
 

@@ -16,8 +16,8 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA, OLDEST = 10, 6
-"""The version of the layout, and the oldest of complete runs that are still read."""
+SCHEMA = 10
+"""The version of the layout. Runs of another are not read."""
 CASE = ("implementation", *Shape.AXES)
 TIMING = tuple(Timing.model_fields)
 """The columns that name a case, and those that name a timing."""

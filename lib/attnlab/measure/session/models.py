@@ -29,7 +29,7 @@ from attnlab.runs import dispatch, models, read, schema, write
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.models import WORKLOAD
 from attnlab.runs.schema import FIRST, GRAPHS, PHASES, REST, STEPS, Row
-from attnlab.runs.tables import GENERATIONS, MODEL_TABLES
+from attnlab.runs.tables import MODEL_TABLES, frame_of
 from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload, command
 
 Steps = dict[str, Callable[[], object]]
@@ -107,7 +107,7 @@ def survey(kind: str) -> dict[str, Any]:
 
 
 def _jobs(run: str, begun: ModelFields, device: torch.device, own: pretrained.Own | None) -> Iterator[Job]:
-    done = write.recorded(run, GENERATIONS.name)
+    done = write.recorded(run, "samples")
     table = dispatch.path(begun.device.name) if begun.dispatch else None
     for replicate, one in product(range(begun.plan.replicates), begun.plan.models):
         if schema.model_key(replicate, one.name) not in done:
@@ -138,8 +138,8 @@ def take(job: Job) -> None:
             f"the device's memory doesn't hold {one.name} with its reference: state smaller ones, as in "
             '`make model PARAMS="models=gpt2 batch=1 prompt=512"`'
         ) from None
-    for table in MODEL_TABLES.values():  # the samples last: a block that has them is whole
-        write.add_part(job.run, table.name, schema.model_key(job.replicate, one.name), table.frame(rows[table.name]))
+    for table, columns in MODEL_TABLES.items():  # the samples last: a block that has them is whole
+        write.add_part(job.run, table, schema.model_key(job.replicate, one.name), frame_of(columns, rows[table]))
 
 
 def _block(job: Job, device: torch.device) -> dict[str, list[Row]]:
