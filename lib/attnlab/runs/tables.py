@@ -46,13 +46,14 @@ def unit(field: pa.Field) -> str:
 
 def frame_of(table: pa.Schema, rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as they are recorded: with all columns, and with types also where nothing is known."""
-    made = pd.DataFrame(rows, columns=table.names)
-    made = made.astype({field.name: dtype(field) for field in table if field.nullable or made.empty})
-    return printable(made, table)
+    free = [field.name for field in table if about(field, "free")]
+    plain = [row | {name: texts.printable(row[name]) for name in free if row.get(name)} for row in rows]
+    made = pd.DataFrame(plain, columns=table.names)
+    return made.astype({field.name: dtype(field) for field in table if field.nullable or made.empty})
 
 
 def printable(frame: pd.DataFrame, table: pa.Schema) -> pd.DataFrame:
-    """A frame in which texts that others wrote can be printed: files and terminals have to take them."""
+    """A frame that was read, in which the texts that others wrote can be printed: terminals have to take them."""
     for field in table:
         if about(field, "free"):  # texts repeat: each is looked at once
             spelled = {text: texts.printable(text) for text in frame[field.name].dropna().unique()}
