@@ -134,8 +134,9 @@ def _reader(manifest: schema.Manifest) -> str:
     version, by, commit = manifest["schema"], manifest.get("attnlab"), manifest.get("commit")
     if not isinstance(version, int) or version > schema.SCHEMA:
         return "update attnlab"
-    is_known = isinstance(by, str) and isinstance(commit, str) and is_name(f"{by} {commit}")
-    return f"attnlab {by} of commit {commit[:12]} reads it" if is_known else "measure again"
+    if isinstance(by, str) and isinstance(commit, str) and is_name(f"{by} {commit}"):
+        return f"attnlab {by} of commit {commit[:12]} reads it"
+    return "measure again"
 
 
 def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.DataFrame:
