@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import small
 import synthetic
 from conftest import told
+from pyarrow import parquet
 
 from attnlab.base import documents, paths
 from attnlab.runs import checks, manifest, methods, metrics, read, schema, write
@@ -413,12 +415,32 @@ def test_a_folder_that_was_renamed_is_refused(data):
     assert refused(lambda: read.load("two")).endswith("is of the run 'one': give the folder that name again")
 
 
-def test_what_is_no_table_is_a_line(data):
+def stored(rows: pa.Table) -> bytes:
+    """Rows as Parquet, as pandas would not write them."""
+    parquet.write_table(rows, buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+NOT_NULL = "latency_us is nan and has to be a finite number of at least 0.001"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: b"PAR1 not really PAR1", ": it is no table in Parquet"),
+        (
+            lambda rows: stored(rows.drop(["latency_us"]).append_column("latency_us", [[NAN, NAN]])),
+            f", row 0: {NOT_NULL}",
+        ),
+        (lambda rows: stored(rows.append_column("why", rows["why"])), ": the column 'why' is there twice"),
+    ],
+)
+def test_what_is_no_table_is_a_line(data, change, said):
     path = schema.folder(recorded()) / "panel.parquet"
-    path.write_bytes(b"PAR1 not really PAR1")
+    path.write_bytes(change(parquet.read_table(path)))
     manifest = path.with_name("manifest.json")
     seal(manifest, json.loads(manifest.read_text()))
-    assert refused(lambda: read.load("one")) == f"panel.parquet: it is no table in Parquet{RESTORE}"
+    assert refused(lambda: read.load("one")) == f"panel.parquet{said}{RESTORE}"
 
 
 @pytest.mark.parametrize(

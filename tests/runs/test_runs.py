@@ -309,13 +309,6 @@ def test_a_run_without_a_whole_replicate_is_not_closed(data):
     assert not read.load("begun").complete
 
 
-def test_files_of_the_measuring_code_that_differ_are_listed():
-    one = {"sources": {"runs/read.py": "1", "measure/gate/gate.py": "2", "study/shapes.py": "3"}}
-    other = {"sources": {"runs/read.py": "1", "measure/gate/gate.py": "4", "study/more.py": "3"}}
-    assert read.sources_changed(one, one) == []
-    assert read.sources_changed(one, other) == ["measure/gate/gate.py", "study/more.py", "study/shapes.py"]
-
-
 @pytest.fixture
 def three(data) -> None:
     """Three runs; the latest began when the clock had been set back."""

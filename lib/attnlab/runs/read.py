@@ -123,12 +123,6 @@ def read_manifest(name: str) -> schema.Manifest:
     return manifest
 
 
-def sources_changed(one: schema.Manifest, other: schema.Manifest) -> list[str]:
-    """The files of the measuring code that differ between two runs."""
-    here, there = one["sources"], other["sources"]
-    return sorted(path for path in here | there if here.get(path) != there.get(path))
-
-
 def _reader(manifest: schema.Manifest) -> str:
     """Which attnlab reads a manifest of another schema."""
     version, by, commit = manifest["schema"], manifest.get("attnlab"), manifest.get("commit")
@@ -177,7 +171,7 @@ def part(name: str, table: str, key: str) -> pd.DataFrame:
 
 def _rows(content: bytes, path: Path) -> pa.Table:
     try:
-        rows = parquet.read_table(io.BytesIO(content))
+        rows = parquet.ParquetFile(io.BytesIO(content)).read()
         rows.validate(full=True)
     except (OSError, ValueError, pa.ArrowException):
         raise refusal(path, "it is no table in Parquet") from None

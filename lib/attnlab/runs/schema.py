@@ -169,11 +169,6 @@ def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
     return np.logical_and.reduce([rows[axis] == value for axis, value in shape.axes.items()])
 
 
-def is_under(rows: pd.DataFrame, timing: Timing) -> pd.Series:
-    """A mask of the rows of a table that were taken under a timing."""
-    return (rows["clock"] == timing.clock) & (rows["cache"] == timing.cache)
-
-
 def short_hash(content: bytes) -> str:
     """The start of a SHA-256, by which the name of a part is checked against its content."""
     return hashlib.sha256(content).hexdigest()[:16]
