@@ -8,7 +8,7 @@ import synthetic
 from synthetic import Part
 
 from attnlab.runs import schema
-from attnlab.runs.tables import TABLES
+from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies
 
 AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
@@ -48,7 +48,9 @@ def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection
     for replicate in range(of.replicates):
         process = f"p{replicate}"
         spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25}
-        found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", TABLES["processes"].frame([spent])))
+        found.append(
+            ("processes", f"{schema.replicate_key(replicate)}-{process}", frame_of(TABLES["processes"], [spent]))
+        )
         for shape in of.shapes:
             key = schema.shape_key(of, shape, replicate)
             measured = names or of.implementations
@@ -63,7 +65,10 @@ def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection
             each = zip(*(synthetic.checks(name, shape, where, fate[name]) for name in measured), strict=True)
             checks = [row for moment in each for row in moment]
             cases = [synthetic.case(name, shape, where, fate[name]) for name in measured]
-            found += [("checks", key, TABLES["checks"].frame(checks)), ("cases", key, TABLES["cases"].frame(cases))]
+            found += [
+                ("checks", key, frame_of(TABLES["checks"], checks)),
+                ("cases", key, frame_of(TABLES["cases"], cases)),
+            ]
     return found
 
 
@@ -74,4 +79,4 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
         for position, case in enumerate(where)
     ]
     numbered = [row | {"latency_us": float(number), "strain": 0.5} for number, row in enumerate(rows, 1)]
-    return TABLES["samples"].frame(numbered)
+    return frame_of(TABLES["samples"], numbered)

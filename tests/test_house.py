@@ -31,7 +31,7 @@ TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 README = TEXTS["README.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.search(r"^TARGETS := (.+)$", MAKEFILE, re.MULTILINE)[1].split()
-RUN_LIMIT, TREE_LIMIT = 5e6, 40e6
+RUN_LIMIT, TREE_LIMIT = 5e6, 32e6
 
 
 def tracked() -> list[Path]:

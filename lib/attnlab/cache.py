@@ -16,7 +16,7 @@ import pandas as pd
 from attnlab.base import files, paths
 from attnlab.runs import schema
 
-SOURCES = ("stats.py", "frames.py", "profile.py", "base/rules.py", "runs/consistency.py", "runs/tables.py")
+SOURCES = ("stats.py", "frames.py", "profile.py", "base/rules.py", "runs/checks.py", "runs/tables.py")
 """The files whose change makes every kept frame useless."""
 
 MOST_KEPT = 60

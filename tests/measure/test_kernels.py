@@ -526,7 +526,7 @@ def measured(folder, begin, one_thread, unlocked, monkeypatch):
 
 def test_what_a_kernel_needs_is_recorded(measured):
 
-    own = [column.name for column in TABLES["resources"].columns if column not in SHARED]
+    own = [field.name for field in TABLES["resources"] if field not in SHARED]
     needs = dict.fromkeys(own, 1) | {
         "function": "plain<__half>",
         "architecture": "sm_90a",

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable
@@ -9,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 import small
 import synthetic
 from conftest import told
+from pyarrow import parquet
 
 from attnlab.base import documents, paths
-from attnlab.runs import manifest, methods, metrics, read, schema, write
-from attnlab.runs.held import Rows
-from attnlab.runs.tables import TABLES
+from attnlab.runs import checks, manifest, methods, metrics, read, schema, write
+from attnlab.runs.tables import TABLES, about, frame_of
 
 STUDY = small.study(
     implementations=["sdpa.auto", "sdpa.math"],
@@ -51,9 +53,9 @@ def others() -> list[synthetic.Part]:
         *(("stream", f"r{row['replicate']:02d}-{number}", pd.DataFrame([row])) for number, row in enumerate(answers)),
         ("resources", "r00-s000", pd.DataFrame([kernel])),
         ("profile", "sdpa-auto", pd.DataFrame([counted])),
-        ("panel", "c00", TABLES["panel"].frame(timed)),
-        ("residency", "c00", TABLES["residency"].frame([seen])),
-        ("endurance", "sdpa-auto", TABLES["endurance"].frame(loads)),
+        ("panel", "c00", frame_of(TABLES["panel"], timed)),
+        ("residency", "c00", frame_of(TABLES["residency"], [seen])),
+        ("endurance", "sdpa-auto", frame_of(TABLES["endurance"], loads)),
     ]
 
 
@@ -89,9 +91,11 @@ def spoiled(good: tuple[Tables, dict[str, Any]], spoil: Spoil) -> tuple[Tables, 
 
 def judged(tables: Tables, stated: dict[str, Any]) -> None:
     """Hold a run to what it says, as if it had been read from the folder ``one``."""
-    folder = Path("one")
-    held = {name: {folder / f"{name}.parquet": frame} for name, frame in tables.items()}
-    read.judge({name: Rows.joined(TABLES[name], folder, files) for name, files in held.items()}, stated)
+    folder, held = Path("one"), {}
+    for name, frame in tables.items():
+        files = {folder / f"{name}.parquet": pa.Table.from_pandas(frame, preserve_index=False)}
+        held[name] = checks.frame_of_files(files, TABLES[name])
+    read.judge(held, stated, folder)
 
 
 def refused(judge: Callable[[], object]) -> str:
@@ -176,6 +180,19 @@ def in_row(table: str, row: int, said: str, **values: Any) -> tuple[Spoil, str]:
     return cell(table, row, **values), f"{table}.parquet, row {row}: {said}"
 
 
+def wrong(table: str, row: int, name: str, value: Any, shown: str) -> tuple[Spoil, str]:
+    """A value that its column can't hold, and what is said of it."""
+    words = about(TABLES[table].field(name), "values")
+    return in_row(table, row, f"{name} is {shown} and has to be {words}", **{name: value})
+
+
+def untyped(table: str, name: str, value: Any, kind: str) -> tuple[Spoil, str]:
+    """A column of another type, and what is said of it."""
+    words = about(TABLES[table].field(name), "values")
+    said = f"the column {name!r} holds {kind}, and each value has to be {words}"
+    return column(table, name, value), f"{table}.parquet: {said}"
+
+
 def of_the_first(rows: pd.DataFrame) -> pd.Series:
     return rows["replicate"] == 0
 
@@ -185,38 +202,40 @@ FIRST = "B=1 H=4 S=16 D=64 full float32"
 AUTO, MATH, FLASH = (f"sdpa.{name} at {FIRST} in replicate 0" for name in ("auto", "math", "flash"))
 SECOND = MATH.replace("S=16", "S=32")
 LARGE = "passed a check with errors of {} and {}, which are too large"
-SAME = "this row has the implementation, clock, cache, replicate, round of one/samples.parquet, row 1"
-VALUES = [
-    ("samples", 3, "latency_us", NAN, "NaN"),
-    ("samples", 3, "latency_us", 1e-9, "1e-09"),
-    ("samples", ..., "latency_us", "fast", "'fast'"),
-    ("samples", ..., "latency_us", [1.0], "a list"),
-    ("samples", 1, "round", 1.5, "1.5"),
-    ("cases", ..., "causal", "no", "'no'"),
-    ("cases", 0, "status", None, "NaN"),
-    ("checks", 0, "inputs", "", "''"),
-    ("checks", 1, "route", "graph of 0", "'graph of 0'"),
-    ("checks", 1, "max_error", NAN, "NaN"),
-    ("checks", 1, "differing", -1, "-1"),
-    ("profile", 0, "metric", "sm__joy.sum", "'sm__joy.sum'"),
-]
-"""A value that its column can't hold, in one row or in all (...), and how it is told."""
+SAME = "another row has the same shape, implementation, clock, cache, replicate, round"
 AUTO_WARM, MATH_WARM = f"{AUTO} under eager warm", f"{MATH} under eager warm"
 FAILS = cell("cases", 0, status=schema.FAILED)
 ROWS = [
+    wrong("samples", 3, "latency_us", NAN, "missing"),
+    wrong("samples", 3, "latency_us", INFINITE, "inf"),
+    wrong("samples", 3, "latency_us", 1e-9, "1e-09"),
+    wrong("samples", 1, "round", -1, "-1"),
+    wrong("cases", 0, "status", None, "missing"),
+    wrong("cases", 0, "status", "fine", "'fine'"),
+    wrong("checks", 0, "inputs", "", "''"),
+    wrong("checks", 1, "route", "graph of 0", "'graph of 0'"),
+    wrong("checks", 1, "max_error", NAN, "missing"),
+    wrong("checks", 1, "differing", -1, "-1"),
+    wrong("profile", 0, "metric", "sm__joy.sum", "'sm__joy.sum'"),
+    untyped("samples", "latency_us", "fast", "large_string"),
+    untyped("samples", "round", 1.5, "double"),
+    untyped("cases", "causal", "no", "large_string"),
+    untyped("checks", "batch", 1.0, "double"),
     (
         both(again("samples", slice(0, 1)), cell("samples", 24, round=3)),
-        f"samples.parquet: {AUTO_WARM} has 4 of 3 rounds",
+        f"samples.parquet: {AUTO_WARM} has 4 of 3 rounds, and the last is round 3",
     ),
-    in_row("residency", 0, f"sdpa.auto at {FIRST} under eager warm has a value and a why, or neither", why="no canary"),
+    in_row("residency", 0, "has a value and a why, or neither", why="no canary"),
     in_row("stream", 2, f"{AUTO} answers request 2, beyond those of the study", position=2),
-    (column("checks", "batch", 1.0), "checks.parquet, row 0: batch must be a positive integer, not 1.0"),
     in_row("cases", 1, "unknown dtype 'float17'; known are float16, bfloat16, float32, float64", dtype="float17"),
     in_row("checks", 0, f"{AUTO} was checked on 'easy', which are neither its values nor an extreme", inputs="easy"),
     (lambda tables, manifest: tables["checks"].pop("passed"), "checks.parquet: the column 'passed' is missing"),
     (again("samples", slice(1, 2)), f"samples.parquet, row 24: {SAME}"),
-    (keep("samples", lambda rows: rows.index != 2), f"samples.parquet: {AUTO_WARM} has 2 of 3 rounds"),
-    (cell("samples", 4, round=3), f"samples.parquet: {AUTO_WARM} has 3 of 3 rounds, and not the first ones"),
+    (
+        keep("samples", lambda rows: rows.index != 2),
+        f"samples.parquet: {AUTO_WARM} has 2 of 3 rounds, and the last is round 2",
+    ),
+    (cell("samples", 4, round=3), f"samples.parquet: {AUTO_WARM} has 3 of 3 rounds, and the last is round 3"),
     in_row("samples", 4, f"{AUTO_WARM} is at position 3, beyond the turns of a round", position=3),
     (
         both(*(keep(of, of_the_first) for of in ("samples", "checks", "cases", "processes", "stream"))),
@@ -288,16 +307,6 @@ MANIFESTS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "row", "name", "value", "shown"), VALUES)
-def test_a_value_that_no_column_can_hold_is_a_line_with_file_and_row(good, table, row, name, value, shown):
-    def spoil(tables: Tables, _: dict[str, Any]) -> None:
-        held = tables[table][name].tolist()
-        tables[table][name] = [value] * len(held) if row is ... else [*held[:row], value, *held[row + 1 :]]
-
-    said = f"{table}.parquet, row {0 if row is ... else row}: {name} is {shown} and has to be "
-    assert refused(lambda: judged(*spoiled(good, spoil))) == said + TABLES[table][name].kind.words + RESTORE
-
-
 @pytest.mark.parametrize(("spoil", "said"), ROWS)
 def test_rows_that_no_run_can_hold_are_a_line_with_file_and_row(good, spoil, said):
     assert refused(lambda: judged(*spoiled(good, spoil))) == said + RESTORE
@@ -364,12 +373,32 @@ def test_a_folder_that_was_renamed_is_refused(data):
     assert refused(lambda: read.load("two")).endswith("is of the run 'one': give the folder that name again")
 
 
-def test_what_is_no_table_is_a_line(data):
+def stored(rows: pa.Table) -> bytes:
+    """Rows as Parquet, as pandas would not write them."""
+    parquet.write_table(rows, buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+NOT_NULL = "latency_us is nan and has to be a finite number of at least 0.001"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: b"PAR1 not really PAR1", ": it is no table in Parquet"),
+        (
+            lambda rows: stored(rows.drop(["latency_us"]).append_column("latency_us", [[NAN, NAN]])),
+            f", row 0: {NOT_NULL}",
+        ),
+        (lambda rows: stored(rows.append_column("why", rows["why"])), ": the column 'why' is there twice"),
+    ],
+)
+def test_what_is_no_table_is_a_line(data, change, said):
     path = schema.folder(recorded()) / "panel.parquet"
-    path.write_bytes(b"PAR1 not really PAR1")
+    path.write_bytes(change(parquet.read_table(path)))
     manifest = path.with_name("manifest.json")
     seal(manifest, json.loads(manifest.read_text()))
-    assert refused(lambda: read.load("one")) == f"panel.parquet: it is no table in Parquet{RESTORE}"
+    assert refused(lambda: read.load("one")) == f"panel.parquet{said}{RESTORE}"
 
 
 @pytest.mark.parametrize(
@@ -429,9 +458,9 @@ SHOWN = [
     ),
     (
         lambda rows: rows.assign(round=[0, 0, 1, 1, 3, 2]),
-        f": sdpa.auto at {FIRST} in replicate 1 under eager warm has 3 of 3 rounds, and not the first ones",
+        f": sdpa.auto at {FIRST} in replicate 1 under eager warm has 3 of 3 rounds, and the last is round 3",
     ),
-    (lambda rows: rows.drop(columns="cache"), ", row 0: cache is NaN and has to be one of warm, cold"),
+    (lambda rows: rows.drop(columns="cache"), ": the column 'cache' is missing"),
 ]
 
 
@@ -446,8 +475,7 @@ def test_a_part_that_was_copied_is_named_with_the_rows_that_it_repeats(data):
     part = part_of("samples")
     copy = part.with_name(part.name.replace("s000", "s001"))
     copy.write_bytes(part.read_bytes())
-    axes = "implementation, clock, cache, replicate, round"
-    assert in_its_part(copy) == f", row 0: this row has the {axes} of {part}, row 0"
+    assert in_its_part(copy) == f", row 0: {SAME}"
 
 
 def test_a_block_that_was_cut_off_is_whole_though_its_cases_are_not_there_yet(data):

@@ -19,7 +19,6 @@ from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies, values
-from attnlab.study.shapes import Shape
 
 TWO = small.study(sweeps={"seq_len": small.AXES | {"seq_len": [16, 32]}})
 """The study of most runs here: two shapes, of which each has a block of two samples."""
@@ -203,62 +202,33 @@ def test_a_manifest_laid_out_anew_is_the_same(data, finished):
     assert read.load("one").manifest == manifest
 
 
-READS = "this attnlab reads 6 to 10, and of a run that was cut off 10 alone"
-
-
 @pytest.mark.parametrize(
-    ("stated", "advice"),
+    ("changes", "advice"),
     [
-        (schema.OLDEST - 1, "measure again"),
-        *((other, "update attnlab") for other in (schema.SCHEMA + 1, "2", None)),
+        ({"schema": schema.SCHEMA - 1}, f"attnlab 0.1.0 of commit {12 * 'c'} reads it"),
+        ({"schema": schema.SCHEMA - 1, "commit": "<b>"}, "measure again"),
+        *(({"schema": other}, "update attnlab") for other in (schema.SCHEMA + 1, "2", None)),
     ],
 )
-def test_another_schema_is_refused_with_what_to_do(data, finished, stated, advice):
+def test_another_schema_is_refused_with_what_to_do(data, finished, changes, advice):
     path = data / finished() / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": stated}))
-    assert refused("one") == f"{path} has schema {stated}, {READS}: {advice}"
-
-
-def test_a_run_from_before_values_is_refused_unless_it_is_complete(data):
-    path = data / filled() / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": schema.OLDEST}))
-    assert refused("one") == f"{path} has schema 6, {READS}: measure again"
-
-
-def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch):
-    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
-    run = read.load("h200-scaling-1")
-    assert (run.manifest["schema"], run.complete) == (schema.OLDEST, True)
-    for table in ("samples", "checks", "cases", "profile", "resources"):
-        frame = getattr(run, table)
-        assert list(frame.columns) == TABLES[table].names
-        assert frame.empty or set(frame["values"]) == {"normal"}
-    assert run.cases["alone_differing"].isna().all()
-    assert run.checks["drawn_rms_error"].isna().all()
-    assert run.checks["allowed_max_error"].isna().all()
-    axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
-    assert {Shape(**one) for one in axes} == set(studies.recorded(run.manifest).shapes)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    stated, read_here = changes["schema"], schema.SCHEMA
+    assert refused("one") == f"{path} has schema {stated}, and this attnlab reads {read_here}: {advice}"
 
 
 @pytest.mark.parametrize("every", ["all", ["all"]])
 def test_a_kind_that_is_added_later_is_in_no_run_that_was_recorded_before(data, monkeypatch, every):
     before, sweeps = values.STANDARD, {"seq_len": [small.AXES], "values": [small.AXES | {"values": every}]}
-    study = small.study(sweeps=sweeps)
-    begun("lists", study)
-    begun("all", study=study.model_dump(mode="json") | {"sweeps": sweeps})
+    begun(of=small.study(sweeps=sweeps))
     monkeypatch.setattr(values, "STANDARD", (*before, "sd 3"))
     assert [shape.values for shape in small.study(sweeps=sweeps).shapes] == [*before, "sd 3"]
-    for name, kinds in {"lists": before, "all": values.RECORDED_ALL}.items():
-        manifest = read.load(name).manifest
-        assert manifest["study"]["sweeps"]["values"] == [small.AXES | {"values": list(kinds)}]
-        assert [shape.values for shape in studies.recorded(manifest).shapes] == list(kinds)
+    assert [shape.values for shape in studies.recorded(read.read_manifest("one")).shapes] == list(before)
 
 
 def test_what_is_tracked_can_still_be_read(monkeypatch):
     monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
-    names = read.names()
-    assert names
-    assert all(read.read_manifest(name)["complete"] for name in names)
+    assert all(read.read_manifest(name)["complete"] for name in read.names())
 
 
 NO_MANIFESTS = [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b'{"created": [1]}', b"\xff\xfe", 10**5 * b"["]
@@ -335,13 +305,6 @@ def test_a_run_without_a_whole_replicate_is_not_closed(data):
     assert not read.load("begun").complete
 
 
-def test_files_of_the_measuring_code_that_differ_are_listed():
-    one = {"sources": {"runs/read.py": "1", "measuring/gate/gate.py": "2", "study/shapes.py": "3"}}
-    other = {"sources": {"runs/read.py": "1", "measuring/gate/gate.py": "4", "study/more.py": "3"}}
-    assert read.sources_changed(one, one) == []
-    assert read.sources_changed(one, other) == ["measuring/gate/gate.py", "study/more.py", "study/shapes.py"]
-
-
 @pytest.fixture
 def three(data) -> None:
     """Three runs; the latest began when the clock had been set back."""
@@ -361,7 +324,10 @@ def test_the_newest_comes_first_whatever_its_clock_said(three):
     [
         (lambda held: held.replace('"small"', '"another"', 1), "was changed after it was recorded, so the run is"),
         (lambda held: held[:100], "is not a manifest: restore it from where the run came from"),
-        (lambda held: held.replace(f'"schema": {schema.SCHEMA}', '"schema": 99'), "has schema 99, this attnlab reads"),
+        (
+            lambda held: held.replace(f'"schema": {schema.SCHEMA}', '"schema": 99'),
+            "has schema 99, and this attnlab reads",
+        ),
     ],
 )
 def test_what_can_not_be_read_is_passed_over_with_its_reason(three, spoil, reason):

@@ -21,7 +21,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from attnlab import __main__, frames, report, tables
 from attnlab.base import documents, errors, paths
 from attnlab.runs import read, schema, stale
-from attnlab.runs.tables import TABLES
+from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies, tuning
 
 RECIPE = synthetic.Recipe(
@@ -247,7 +247,7 @@ def test_what_no_run_can_hold_is_one_line(data, capsys, change):
 
 def test_a_text_that_cannot_be_written_is_spelled_out():
     row = {"reason": "a\ud800\x1b[31mb\u202ec\n\td", "kernels": None}
-    assert TABLES["cases"].frame([row])["reason"].tolist() == ["a\\ud800\\x1b[31mb\\u202ec\n\td"]
+    assert frame_of(TABLES["cases"], [row])["reason"].tolist() == ["a\\ud800\\x1b[31mb\\u202ec\n\td"]
     assert str(errors.UserError("\ud800 \x1b[31m")) == "\\ud800 \\x1b[31m"
 
 

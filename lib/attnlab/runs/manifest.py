@@ -18,12 +18,14 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
 """The name of a ceiling; those of matrix products end with their dtype."""
-FILES = tuple(f"{table}.parquet" for table in TABLES)
-"""The files that a complete run has, besides its manifest."""
 FREE = frozenset(
     ("title", "hypothesis", "how", "why", "telemetry", "tool", "command", "converted", "unavailable", "captured")
 )
 """Fields that hold sentences, commands and paths. All other texts are names, see `texts.PLAIN`."""
+
+
+FILES = tuple(f"{table}.parquet" for table in TABLES)
+"""The files that a complete run has."""
 
 
 class Part(BaseModel):
@@ -134,7 +136,7 @@ class Fields(Part):
     created: Time
     finished: Time | None = None
     complete: bool
-    order: Annotated[str, Field(pattern=f"^({TIME.pattern})?$")] = ""
+    order: Annotated[str, Field(pattern=f"^{TIME.pattern}$")]
     attnlab: str
     commit: str
     command: str
@@ -153,7 +155,7 @@ class Fields(Part):
     kernels: dict[str, Words]
     ladder: list[Recorded]
     dispatch: dict[str, str]
-    captured: dict[str, Hash] = {}
+    captured: dict[str, Hash]
     profile: Profile | None = None
     closed_early: Closed | None = None
 
@@ -164,7 +166,7 @@ class Fields(Part):
         if self.finished and self.finished < self.created:
             raise UserError("finished: it is before 'created'")
         began, order = self.created.isoformat()[:19], self.order[:19]
-        if self.order and order != began and not (order > began and self.order.endswith("+")):
+        if order != began and not (order > began and self.order.endswith("+")):
             raise UserError(f"order: {self.order!r} is neither 'created' nor that of a newer run and a '+'")
         if "torch" not in self.environment.packages:
             raise UserError("environment.packages: the version of torch is missing")

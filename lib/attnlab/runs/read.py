@@ -8,15 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
-import pyarrow
+import pyarrow as pa
+from pyarrow import parquet
 
 from attnlab.base import documents, paths
 from attnlab.base.errors import UserError, suggestion
-from attnlab.runs import consistency, schema
-from attnlab.runs.held import Rows, refusal
+from attnlab.base.texts import is_name
+from attnlab.runs import checks, schema
+from attnlab.runs.checks import refusal
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.tables import TABLES, Table
-from attnlab.study import studies, values
+from attnlab.runs.tables import TABLES
 
 JUDGED: set[str] = set()
 """The seals of runs that were checked against what they say. A seal covers every table."""
@@ -33,7 +34,9 @@ def newest_order() -> str:
     return max(map(_order, paths.data().glob("*/manifest.json")), default="")
 
 
-def manifests(refused: Callable[[UserError], object] = lambda error: None) -> Iterator[tuple[str, schema.Manifest]]:
+def manifests(
+    refused: Callable[[UserError], object] = lambda error: None,
+) -> Iterator[tuple[str, schema.Manifest]]:
     """The runs that can be read, the newest first, each with its manifest.
 
     Args:
@@ -55,49 +58,47 @@ def load(name: str) -> schema.Run:
     """
     name = str(name)  # a caller may take digits for a number
     manifest, frames = held(name)
-    pyarrow.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
+    pa.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
     return schema.Run(name, manifest, **frames)
 
 
 def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
-    """The manifest and the tables of a run; raises UserError as `load`."""
+    """The manifest and the tables of a run of any kind; raises UserError as `load`."""
     manifest = read_manifest(name)
-    tables: dict[str, Rows] = {}
+    tables: dict[str, pd.DataFrame] = {}
+    folder = schema.folder(name)
     if not manifest["complete"]:
         with suppress(FileNotFoundError):
             tables = tables_of_parts(name)
         # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
         manifest = read_manifest(name)
     if manifest["complete"]:
-        tables = {table.name: _whole_table(name, manifest, table) for table in TABLES.values()}
-    elif not (schema.folder(name) / schema.PARTS).is_dir():
+        tables = {table: _whole_table(folder / f"{table}.parquet", manifest, TABLES[table]) for table in TABLES}
+    elif not (folder / schema.PARTS).is_dir():
         raise UserError(f"the run {name!r} is not complete, and its folder {schema.PARTS}/ is missing: restore it")
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["seal"] not in JUDGED:
-        judge(tables, manifest)
+        judge(tables, manifest, folder if manifest["complete"] else folder / schema.PARTS)
         if manifest["complete"]:
             JUDGED.add(manifest["seal"])
-    return manifest, {table: rows.typed().frame.reset_index(drop=True) for table, rows in tables.items()}
+    return manifest, {table: rows.reset_index(drop=True) for table, rows in tables.items()}
 
 
-def judge(tables: dict[str, Rows], manifest: schema.Manifest) -> None:
+def judge(tables: dict[str, pd.DataFrame], manifest: schema.Manifest, folder: Path) -> None:
     """Raise UserError at the first thing in tables that no run can hold, or that something else of the run contradicts.
 
     Args:
-        tables: all that a run has.
+        tables: all that a run of its kind has, as `checks.frame_of_files` gives them.
+        folder: of the tables, or of their parts.
     """
-    for rows in tables.values():
-        rows.require_valid()
-    consistency.require({table: rows.typed() for table, rows in tables.items()}, manifest)
+    for table, rows in tables.items():
+        checks.require_rows(rows, TABLES[table])
+    checks.require(tables, manifest, folder)
 
 
 def read_manifest(name: str) -> schema.Manifest:
-    """Read and check the manifest alone. Its study lists its kinds of values, also where it was recorded with `all`.
-
-    Raises:
-        UserError: as `load`.
-    """
+    """Read and check the manifest alone; raises UserError as `load`."""
     path = schema.folder(name) / "manifest.json"
     if not path.is_file():
         there = names()
@@ -109,55 +110,50 @@ def read_manifest(name: str) -> schema.Manifest:
         version = manifest["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
-    oldest = schema.OLDEST if manifest.get("complete") else schema.SCHEMA
-    if version not in range(oldest, schema.SCHEMA + 1):
-        advice = "measure again" if isinstance(version, int) and version < oldest else "update attnlab"
-        reads = f"{schema.OLDEST} to {schema.SCHEMA}, and of a run that was cut off {schema.SCHEMA} alone"
-        raise UserError(f"{where} has schema {version}, this attnlab reads {reads}: {advice}")
+    if version != schema.SCHEMA:
+        raise UserError(f"{where} has schema {version}, and this attnlab reads {schema.SCHEMA}: {_reader(manifest)}")
     if manifest.get("seal") != documents.digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
-    with suppress(TypeError, KeyError):  # what is wrong is said next
-        stated = manifest["study"]
-        manifest["study"] = stated | {"sweeps": studies.spelled_out(stated["sweeps"], values.RECORDED_ALL)}
     require_manifest(manifest, where)
     if manifest["name"] != path.parent.name:
         raise UserError(f"{where} is of the run {manifest['name']!r}: give the folder that name again")
     return manifest
 
 
-def sources_changed(one: schema.Manifest, other: schema.Manifest) -> list[str]:
-    """The files of the measuring code that differ between two runs."""
-    here, there = one["sources"], other["sources"]
-    return sorted(path for path in here | there if here.get(path) != there.get(path))
+def _reader(manifest: schema.Manifest) -> str:
+    """Which attnlab reads a manifest of another schema."""
+    version, by, commit = manifest["schema"], manifest.get("attnlab"), manifest.get("commit")
+    if not isinstance(version, int) or version > schema.SCHEMA:
+        return "update attnlab"
+    if isinstance(by, str) and isinstance(commit, str) and is_name(f"{by} {commit}"):
+        return f"attnlab {by} of commit {commit[:12]} reads it"
+    return "measure again"
 
 
-def _whole_table(name: str, manifest: schema.Manifest, table: Table) -> Rows:
-    path = schema.folder(name) / f"{table.name}.parquet"
+def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.DataFrame:
     where = paths.shown(path)
     if not path.is_file():
         raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
-    later = {column.name: column.before for column in table.columns if column.since > manifest["schema"]}
-    return Rows.joined(table, path.parent, {path: _frame(content, path).assign(**later)})
+    return checks.frame_of_files({path: _rows(content, path)}, table)
 
 
-def tables_of_parts(name: str) -> dict[str, Rows]:
-    """The tables of a run that is not complete, each put together from its parts.
+def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
+    """The tables of a run that is not complete, each put together from its parts; rows are indexed by file and number.
 
     Raises:
-        UserError: a part was changed after it was recorded.
+        UserError: a part was changed after it was recorded, or holds what its table can't.
         FileNotFoundError: the run was closed in the meantime.
     """
-    parts = schema.folder(name) / schema.PARTS
-    there = sorted(parts.glob("*.parquet"))  # listed once: blocks of one shape that come later are all left out
-
-    def joined(table: Table) -> Rows:
-        mine = [part for part in there if part.name.startswith(f"{table.name}.")]
-        return Rows.joined(table, parts, {part: _frame(_verified(part), part) for part in mine})
-
-    return {table.name: joined(table) for table in TABLES.values()}
+    there = sorted((schema.folder(name) / schema.PARTS).glob("*.parquet"))  # listed once: later blocks are left out
+    return {
+        table: checks.frame_of_files(
+            {part: _rows(_verified(part), part) for part in there if part.name.startswith(f"{table}.")}, columns
+        )
+        for table, columns in TABLES.items()
+    }
 
 
 def part(name: str, table: str, key: str) -> pd.DataFrame:
@@ -167,14 +163,16 @@ def part(name: str, table: str, key: str) -> pd.DataFrame:
         UserError: it was changed after it was recorded.
     """
     (path,) = (schema.folder(name) / schema.PARTS).glob(f"{table}.{key}.*.parquet")
-    return _frame(_verified(path), path)
+    return checks.frame_of_files({path: _rows(_verified(path), path)}, TABLES[table]).reset_index(drop=True)
 
 
-def _frame(content: bytes, path: Path) -> pd.DataFrame:
+def _rows(content: bytes, path: Path) -> pa.Table:
     try:
-        return pd.read_parquet(io.BytesIO(content))
-    except (OSError, ValueError):  # pyarrow's errors are one or the other
+        rows = parquet.ParquetFile(io.BytesIO(content)).read()
+        rows.validate(full=True)
+    except (OSError, ValueError, pa.ArrowException):
         raise refusal(path, "it is no table in Parquet") from None
+    return rows
 
 
 def _verified(part: Path) -> bytes:

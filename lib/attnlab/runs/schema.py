@@ -16,8 +16,8 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA, OLDEST = 10, 6
-"""The version of the layout, and the oldest of complete runs that are still read."""
+SCHEMA = 10
+"""The version of the layout. Runs of another are not read."""
 CASE = ("implementation", *Shape.AXES)
 TIMING = tuple(Timing.model_fields)
 """The columns that name a case, and those that name a timing."""
@@ -140,11 +140,6 @@ def folder(name: str) -> Path:
 def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
     """A mask of the rows of a table that are of a shape."""
     return np.logical_and.reduce([rows[axis] == value for axis, value in shape.axes.items()])
-
-
-def is_under(rows: pd.DataFrame, timing: Timing) -> pd.Series:
-    """A mask of the rows of a table that were taken under a timing."""
-    return (rows["clock"] == timing.clock) & (rows["cache"] == timing.cache)
 
 
 def short_hash(content: bytes) -> str:

@@ -47,7 +47,7 @@ def stale(run: Run) -> Changes:
 def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
     """The shapes at which `kernel.best` would launch something else than in a run; None for all, empty for none.
 
-    Where anything of it changed, that is also where an older run doesn't tell the source of the rung that was launched.
+    Where anything of it changed, that is also where a run doesn't tell the source of the rung that was launched.
     """
     same, launched = now.get(BEST) == run.manifest["kernels"][BEST], run.resources["implementation"] == BEST
     rows = run.resources[launched].drop_duplicates([*CASE, "function"]).to_dict("records")

@@ -220,10 +220,10 @@ def _close(name: str, target: Path, more: Manifest) -> None:
     # The machine's clock may have been set back since.
     finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
     manifest |= more | {"complete": True, "finished": finished, "files": {}}
-    judge(tables, manifest)
-    for table, held in tables.items():
+    judge(tables, manifest, target / PARTS)
+    for table, rows in tables.items():
         path = target / f"{table}.parquet"
-        content = _packed(held.frame.reset_index(drop=True))
+        content = _packed(rows.reset_index(drop=True))
         write_atomically(path, content)
         manifest["files"][path.name] = hashlib.sha256(content).hexdigest()
     _write_manifest(target, manifest)

@@ -1,7 +1,7 @@
 """A study: the cases of a run, its baseline, and how they are timed."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import product
@@ -117,7 +117,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     @field_validator("sweeps", mode="before")
     @classmethod
     def _are_spelled_out(cls, sweeps: Any) -> Any:
-        return spelled_out(sweeps, kinds.STANDARD)
+        return _spelled_out(sweeps)
 
     @model_validator(mode="after")
     def _names_and_shapes_are_known(self, information: ValidationInfo) -> "Study":
@@ -268,15 +268,15 @@ def recorded(manifest: dict[str, Any]) -> Study:
     return parse(manifest["study"], manifest["name"], manifest["study"]["implementations"])
 
 
-def spelled_out(sweeps: Any, every: Sequence[str]) -> Any:
-    """Sweeps as lists of mappings, with the list of `every` kind of values in place of ``values: all``.
+def _spelled_out(sweeps: Any) -> Any:
+    """Sweeps as lists of mappings, with the list of standard values in place of ``values: all``.
 
     What is no sweep stays as it is.
     """
 
     def spelled(block: Any) -> Any:
         stated = block.get("values") if isinstance(block, dict) else None
-        return block | {"values": list(every)} if stated in (kinds.ALL, [kinds.ALL]) else block
+        return block | {"values": list(kinds.STANDARD)} if stated in (kinds.ALL, [kinds.ALL]) else block
 
     if not isinstance(sweeps, dict):
         return sweeps

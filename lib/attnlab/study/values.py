@@ -81,11 +81,6 @@ NORMAL, ZEROS = "normal", "zeros"
 STANDARD = tuple(" ".join(filter(None, (name, word))) for name, kind in KINDS.items() for word in kind.stated)
 """The values that ``values: all`` in a study stands for."""
 ALL = "all"
-RECORDED_ALL = (
-    *("normal", "sd 2", "sd 4", "sd 6", "sink 8", "sink 13", "positional 25", "rising 24", "falling 24", "scales"),
-    *("outliers", "captured early", "captured middle", "captured late", "zeros"),
-)
-"""Those that it stood for while runs still recorded ``values: all``, and so what such a run was measured on."""
 _AMOUNT = re.compile(r"[0-9]{1,4}(\.[0-9]+)?")
 _LAYER = re.compile(r"[A-Za-z0-9_.-]+")
 

@@ -19,7 +19,7 @@ from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, 
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs import read, write
 from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, Row, block_key
-from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES
+from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES, frame_of
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -46,10 +46,10 @@ def measure_shape(session: Session, shape: Shape) -> None:
             subject.drop(SKIPPED, str(error))
     else:
         checks = _measure_subjects(session, shape, subjects, windows)
-    write.add_part(session.job.run, "checks", key, CHECKS.frame(checks))
+    write.add_part(session.job.run, "checks", key, frame_of(CHECKS, checks))
     if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
-        write.add_part(session.job.run, "resources", key, RESOURCES.frame(resources))
-    write.add_part(session.job.run, "cases", key, CASES.frame([rows.case(session, shape, s) for s in subjects]))
+        write.add_part(session.job.run, "resources", key, frame_of(RESOURCES, resources))
+    write.add_part(session.job.run, "cases", key, frame_of(CASES, [rows.case(session, shape, s) for s in subjects]))
     subjects.clear()
     devices.release(session.device)
 
@@ -131,7 +131,7 @@ def _record_block(
         _recall(subjects, read.part(job.run, "samples", key), timing)
     elif alive(subjects):
         samples = Rounds(session, shape, timing, windows, references).take(subjects)
-        write.add_part(job.run, "samples", key, SAMPLES.frame(samples))
+        write.add_part(job.run, "samples", key, frame_of(SAMPLES, samples))
 
 
 def _recall(subjects: list[Subject], samples: pd.DataFrame, timing: Timing) -> None:

@@ -16,7 +16,7 @@ from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import Broken, attempt
 from attnlab.runs import write
 from attnlab.runs.schema import Row, implementation_key
-from attnlab.runs.tables import ENDURANCE
+from attnlab.runs.tables import ENDURANCE, frame_of
 from attnlab.study.implementations import PEERS, SDPA
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
@@ -44,7 +44,7 @@ def take(run: str, study: Study, device: torch.device) -> None:
         if key not in write.recorded(run, "endurance"):
             with watch.step(implementation, key, STEPS * study.time_limit_s):
                 rows = _rows(implementation, shape, device, watch.failure(implementation, key))
-            write.add_part(run, "endurance", key, ENDURANCE.frame(rows))
+            write.add_part(run, "endurance", key, frame_of(ENDURANCE, rows))
             devices.release(device)
 
 

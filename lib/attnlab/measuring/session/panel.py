@@ -40,7 +40,7 @@ from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import Broken, OutOfMemory, Unsupported
 from attnlab.runs import methods, metrics, write
 from attnlab.runs.schema import Row
-from attnlab.runs.tables import PANEL, RESIDENCY
+from attnlab.runs.tables import PANEL, RESIDENCY, frame_of
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
@@ -92,8 +92,8 @@ def take(run: str, study: Study, device: torch.device) -> None:
 
 def _add(run: str, key: str, timed: list[Row], seen: list[Row]) -> None:
     # The latencies come last: with them, the block counts as recorded.
-    write.add_part(run, "residency", key, RESIDENCY.frame(seen))
-    write.add_part(run, "panel", key, PANEL.frame(timed))
+    write.add_part(run, "residency", key, frame_of(RESIDENCY, seen))
+    write.add_part(run, "panel", key, frame_of(PANEL, timed))
 
 
 def _case_rows(

@@ -19,7 +19,7 @@ from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import OutOfMemory, attempt
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs import read, schema
-from attnlab.runs.tables import STREAM
+from attnlab.runs.tables import STREAM, frame_of
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
@@ -56,7 +56,7 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
                 answered = _answered(case, device)
             row: schema.Row = {"implementation": name, **shape.axes, "replicate": replicate, "position": position}
             rows.append(row | answered)
-    return STREAM.frame(rows)
+    return frame_of(STREAM, rows)
 
 
 def _answered(case: Case, device: torch.device) -> dict[str, float]:

@@ -18,7 +18,7 @@ from attnlab.measuring.subjects import registry
 from attnlab.measuring.values import captured
 from attnlab.runs import read, write
 from attnlab.runs.schema import Manifest, replicate_key
-from attnlab.runs.tables import PROCESSES
+from attnlab.runs.tables import PROCESSES, frame_of
 from attnlab.study import tuning
 from attnlab.study.implementations import E4M3, in_fp8
 from attnlab.study.studies import Study
@@ -80,7 +80,7 @@ def measure(job: Job) -> None:
     }
     # Before anything is measured: a process that is killed leaves samples, and they name it.
     key = replicate_key(job.replicate)
-    write.add_part(job.run, "processes", f"{key}-{session.process}", PROCESSES.frame([row]))
+    write.add_part(job.run, "processes", f"{key}-{session.process}", frame_of(PROCESSES, [row]))
     for shape in job.shapes:
         measure_shape(session, shape)
     if job.stream:
