@@ -1,12 +1,15 @@
 """Runs as small as they can be: a study of one implementation on a CPU, what its manifest says, and valid blocks."""
 
-from collections.abc import Collection
+import hashlib
+import json
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pandas as pd
 import synthetic
 from synthetic import Part
 
+from attnlab.base import documents
 from attnlab.runs import schema
 from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies
@@ -80,3 +83,26 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
     ]
     numbered = [row | {"latency_us": float(number), "strain": 0.5} for number, row in enumerate(rows, 1)]
     return frame_of(TABLES["samples"], numbered)
+
+
+def rewrite(name: str, change: Callable[[dict[str, pd.DataFrame], dict[str, Any]], object]) -> None:
+    """Change the tables and the manifest of a complete run on the disk, and seal it as if it had been recorded so."""
+    folder = schema.folder(name)
+    stated = json.loads((folder / "manifest.json").read_text())
+    tables = {table: pd.read_parquet(folder / f"{table}.parquet") for table in TABLES}
+    change(tables, stated)
+    for table, frame in tables.items():
+        frame.to_parquet(folder / f"{table}.parquet")
+    (folder / "manifest.json").write_text(json.dumps(stated))
+    seal(name)
+
+
+def seal(name: str) -> None:
+    """Write the hashes of a run's files into its manifest, and its seal."""
+    path = schema.folder(name) / "manifest.json"
+    stated = json.loads(path.read_text())
+    for file in stated["files"]:
+        if (path.parent / file).is_file():
+            stated["files"][file] = hashlib.sha256((path.parent / file).read_bytes()).hexdigest()
+    body = {key: value for key, value in stated.items() if key != "seal"}
+    path.write_text(json.dumps(body | {"seal": documents.digest(body)}))

@@ -233,7 +233,7 @@ SOURCES = [
     (lambda place: (place.kernels / "plain.cu").write_bytes(b"\xff\x00"), "plain.cu is not a text in UTF-8: save it"),
 ]
 RUNS = [
-    (manifest(schema=99), GO_ON, "has schema 99, this attnlab"),
+    (manifest(schema=99), GO_ON, "has schema 99, and this attnlab"),
     (manifest(complete=False), GO_ON, "manifest.json was changed after it was recorded, so the run is refused: resto"),
     (emptied, EXPORT, "cases.parquet doesn't match its manifest: it was changed after it was recorded; restore it"),
     (misnamed, CUT, "samples.r00.parquet has no name of what was recorded: give it that again, or move it away"),

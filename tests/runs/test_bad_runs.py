@@ -1,9 +1,7 @@
 """What no run can hold is one line with file and row: a good run, and a change to its tables or to its manifest."""
 
 import copy
-import hashlib
 import io
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ import synthetic
 from conftest import told
 from pyarrow import parquet
 
-from attnlab.base import documents, paths
+from attnlab.base import paths
 from attnlab.runs import checks, manifest, methods, metrics, read, schema, write
 from attnlab.runs.tables import TABLES, about, frame_of
 
@@ -101,24 +99,6 @@ def judged(tables: Tables, stated: dict[str, Any]) -> None:
 def refused(judge: Callable[[], object]) -> str:
     """What is said of a run, without the path of its folder."""
     return told(judge).removeprefix(f"{paths.shown(Path('one'))}/").removeprefix(f"{schema.folder('one')}/")
-
-
-def sealed(name: str, spoil: Spoil) -> None:
-    """Edit a run on the disk, and seal it as if it had been recorded so."""
-    path = schema.folder(name) / "manifest.json"
-    manifest = json.loads(path.read_text())
-    tables = {table: pd.read_parquet(path.with_name(f"{table}.parquet")) for table in TABLES}
-    spoil(tables, manifest)
-    for table, frame in tables.items():
-        frame.to_parquet(path.with_name(f"{table}.parquet"))
-    seal(path, manifest)
-
-
-def seal(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest as if it had been recorded with the files beside it."""
-    files = {name: hashlib.sha256(path.with_name(name).read_bytes()).hexdigest() for name in manifest["files"]}
-    body = {key: value for key, value in manifest.items() if key != "seal"} | {"files": files}
-    path.write_text(json.dumps(body | {"seal": documents.digest(body)}))
 
 
 # Ways to spoil it
@@ -359,11 +339,11 @@ def test_a_run_that_was_edited_and_sealed_anew_is_held_to_the_same(data):
         tables["samples"].index = range(100, 124)
         tables["samples"].loc[103, "latency_us"] = -1.0
 
-    sealed(recorded(), spoil)
+    small.rewrite(recorded(), spoil)
     # Rows are counted from none, whatever index they have.
     said = f"samples.parquet, row 3: latency_us is -1.0 and has to be a finite number of at least 0.001{RESTORE}"
     assert refused(lambda: read.load("one")) == said
-    sealed("one", stated(device__kind="tpu"))
+    small.rewrite("one", stated(device__kind="tpu"))
     said = "manifest.json: device.kind: input should be 'cuda' or 'cpu', not 'tpu': restore it from where the run came"
     assert refused(lambda: read.load("one")).startswith(said)
 
@@ -396,8 +376,7 @@ NOT_NULL = "latency_us is nan and has to be a finite number of at least 0.001"
 def test_what_is_no_table_is_a_line(data, change, said):
     path = schema.folder(recorded()) / "panel.parquet"
     path.write_bytes(change(parquet.read_table(path)))
-    manifest = path.with_name("manifest.json")
-    seal(manifest, json.loads(manifest.read_text()))
+    small.seal("one")
     assert refused(lambda: read.load("one")) == f"panel.parquet{said}{RESTORE}"
 
 

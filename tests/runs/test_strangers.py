@@ -1,7 +1,5 @@
 """A stranger's run: its texts are data wherever they are shown, its names are names, and nothing of it is executed."""
 
-import hashlib
-import json
 import re
 import sys
 from collections import Counter
@@ -12,6 +10,7 @@ from typing import Any
 import nbformat
 import pandas as pd
 import pytest
+import small
 import synthetic
 from bs4 import BeautifulSoup
 from conftest import told
@@ -19,8 +18,8 @@ from IPython.core.formatters import DisplayFormatter
 from nbformat.v4 import new_code_cell, new_notebook
 
 from attnlab import __main__, frames, report, tables
-from attnlab.base import documents, errors, paths
-from attnlab.runs import read, schema, stale
+from attnlab.base import errors, paths
+from attnlab.runs import read, stale
 from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies, tuning
 
@@ -45,16 +44,7 @@ TEXTS = {
 
 
 def rewrite(name: str, change: Any) -> None:
-    """Change the manifest and the tables of a run, and seal it as if it had been recorded so."""
-    path = schema.folder(name) / "manifest.json"
-    stated = json.loads(path.read_text())
-    tables = {table: pd.read_parquet(path.with_name(f"{table}.parquet")) for table in TABLES}
-    change(stated, tables)
-    for table, frame in tables.items():
-        frame.to_parquet(file := path.with_name(f"{table}.parquet"))
-        stated["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
-    stated["seal"] = documents.digest({key: value for key, value in stated.items() if key != "seal"})
-    path.write_text(json.dumps(stated))
+    small.rewrite(name, lambda tables, stated: change(stated, tables))
 
 
 def says(text: str) -> Any:
