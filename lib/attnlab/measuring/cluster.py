@@ -49,7 +49,7 @@ PATIENCE_S = 60.0
 PIECE_S = 120.0
 """A piece takes about this long at most: one worker may have as much left when the others are done."""
 TRIES, LOSSES = 2, 10
-"""A run stops after this many failures of a process at one shape, or after this many losses of a worker."""
+"""A run stops when so many processes have failed at one shape, or so many workers were lost or unfit there."""
 Failure = (torch.AcceleratorError, BrokenProcessPool, MemoryError, OSError)
 """Errors that may be the fault of one worker or its card."""
 FIRST = "processes"
@@ -293,9 +293,8 @@ class Fleet(Executor):
 
     def _end(self, address: str, result: Any) -> None:
         work, _ = self._begun[address]
-        outcome = (
-            result if isinstance(result, Outcome) else Outcome(error=result[1] if isinstance(result, tuple) else result)
-        )
+        raised = result[1] if isinstance(result, tuple) else result
+        outcome = result if isinstance(result, Outcome) else Outcome(error=raised)
         error = outcome.error
         take(getattr(work.arguments[0], "run", ""), outcome.blocks)
         if isinstance(error, (distributed.CancelledError, distributed.KilledWorker)):
