@@ -46,9 +46,6 @@ def tracked() -> list[Path]:
     return [path for path in ROOT.rglob("*") if path.is_file() and not made.match(str(path.relative_to(ROOT)))]
 
 
-# ------------------------------------------------------------------------------------------------------- dependencies
-
-
 @pytest.mark.parametrize("requirement", sorted(set(REQUIREMENTS)))
 def test_what_is_needed_is_locked_within_its_range(requirement):
     version = PINS[environment_yml.name_of(requirement)]
@@ -75,9 +72,6 @@ def test_environment_yml_is_one_that_conda_reads():
 def test_rendering_needs_no_cuda_and_no_torch():
     names = {environment_yml.name_of(one) for one in PROJECT["dependencies"]}
     assert not names & {"torch", "cupy-cuda13x", "nvidia-ml-py", "jupyterlab"}
-
-
-# ----------------------------------------------------------------------------------------------------------- Makefile
 
 
 def test_make_lists_every_target():
@@ -227,9 +221,6 @@ def test_without_a_python_new_enough_it_says_so(fresh):
     assert not (fresh / ".venv").exists()
 
 
-# -------------------------------------------------------------------------------------------------------------- pages
-
-
 def example(page: str, language: str) -> str:
     """The only example in a language on a page."""
     (found,) = re.findall(rf"^```{language}\n(.*?)^```", TEXTS[page], re.DOTALL | re.MULTILINE)
@@ -345,9 +336,6 @@ def test_the_readmes_first_commands_are_targets_and_the_continuous_integration_t
     assert "\nmake test\n" in script.read_text()
     assert script.read_text().endswith("\nmake kernels\n")
     assert os.access(script, os.X_OK)
-
-
-# --------------------------------------------------------------------------------------------------------------- tree
 
 
 def test_no_file_names_a_place_on_someones_machine():

@@ -40,9 +40,6 @@ def outputs(name: str) -> list[Any]:
     return [output for cell in code(name) for output in cell.outputs]
 
 
-# ------------------------------------------------------------------------------------------------------- as they are
-
-
 def test_each_notebook_has_its_text():
     assert sorted(path.stem for path in paths.NOTEBOOKS.glob("*.py")) == NAMES
     assert [name[:2] for name in NAMES] == [f"{number:02}" for number in range(10)] + ["re"]
@@ -109,9 +106,6 @@ def test_the_quickstart_holds_outputs_that_github_can_show():
     assert notebook.nbformat == 4
 
 
-# ------------------------------------------------------------------------------------------------- as they are run
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> Iterator[Path]:
     """The folder of the pages of the CPU's run; a cell that raises fails this, with a line that names it."""
@@ -135,9 +129,6 @@ def test_a_page_of_the_cpus_run_reads_well(name, pages):
     words = html.body.get_text(" ")
     assert html.h1
     assert not re.search(r"\bnan\b|Traceback|Error\b|does not hold", words)
-
-
-# ------------------------------------------------------------------------------------------------------- the models
 
 
 @pytest.fixture

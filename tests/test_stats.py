@@ -35,9 +35,6 @@ def drifting(replicates: int = 6, rounds: int = 50) -> np.ndarray:
     return drift + rng.normal(0, 0.1, (replicates, rounds))
 
 
-# ---------------------------------------------------------------------------------------------------------- samples
-
-
 @pytest.mark.parametrize(
     ("samples", "complaint"),
     [
@@ -61,9 +58,6 @@ def test_bad_samples_are_refused_in_one_line(samples, complaint):
         with pytest.raises(ValueError, match=complaint) as caught:
             call(samples)
         assert "\n" not in str(caught.value)
-
-
-# -------------------------------------------------------------------------------------------------------- bootstrap
 
 
 @pytest.mark.parametrize("n", [2, 7, 100])
@@ -175,9 +169,6 @@ def test_paired_interval_turns_over_whole(pairs):
     assert (ours.low * turned.high, ours.high * turned.low) == pytest.approx((1, 1))
 
 
-# ----------------------------------------------------------------------------------------------------------- blocks
-
-
 def autoregression(shape: tuple[int, ...], correlation: float, seed: int = 0) -> np.ndarray:
     """First-order autoregressions of mean and median zero and variance one."""
     steps = np.random.default_rng(seed).standard_normal((*shape[:-1], shape[-1] + 100))
@@ -261,9 +252,6 @@ def test_the_interval_over_replicates_is_students():
     assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp(expected)))
 
 
-# ------------------------------------------------------------------------------------------------------ effect size
-
-
 @properties
 @given(ticks, ticks)
 def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
@@ -292,9 +280,6 @@ def test_hedges_g_where_nothing_varies():
     assert stats.hedges_g([0.3], [0.1] * 7) == math.inf
     with pytest.raises(ValueError, match="at least two samples"):
         stats.hedges_g([1.0], [2.0])
-
-
-# ------------------------------------------------------------------------------------------------------------ tests
 
 
 @properties
@@ -339,9 +324,6 @@ def test_holm_refuses_what_is_no_pvalue(bad):
         stats.holm(bad)
 
 
-# ------------------------------------------------------------------------------------------------------ equivalence
-
-
 def are_equivalent(baseline, candidate, **options) -> bool:
     return stats.verdict(baseline, candidate, **{"resamples": 2000} | options).decision == "equivalent"
 
@@ -372,9 +354,6 @@ def test_nothing_is_equivalent_where_the_margin_could_not_have_been_seen(smalles
     assert are_equivalent(*sides, margin=margin, smallest_effect=smallest) is same
 
 
-# -------------------------------------------------------------------------------------------------------- quantiles
-
-
 def test_median_interval_by_hand():
     # Of six samples all lie on one side of the median with probability 1/64 each way: the extremes cover 31/32.
     assert stats.quantile_ci([1, 2, 3, 4, 5, 6], 0.5) == Interval(3.5, 1, 6)
@@ -393,9 +372,6 @@ def test_samples_needed_is_where_scipys_interval_begins(p, n):
         bounds = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(0.95)
         assert np.isnan(bounds).any() == missing
         assert (stats.quantile_ci(np.arange(size), p) is None) == missing
-
-
-# ------------------------------------------------------------------------------------------------------- dependence
 
 
 def test_lag1_by_hand():
@@ -419,9 +395,6 @@ def test_a_verdict_is_the_same_with_medians_that_are_known(baseline, candidate, 
 def test_lag1_of_too_little_is_zero(samples):
     assert stats.lag1(samples) == 0
     assert stats.effective_n(samples) == np.size(samples)
-
-
-# ------------------------------------------------------------------------------------------------------ sensitivity
 
 
 def test_the_smallest_effect_of_replicates_by_hand():
@@ -449,9 +422,6 @@ def test_a_control_that_differs_leaves_less_to_be_seen():
     assert stats.smallest_effect(baseline, control) == pytest.approx(interval.high - 1)
     turned = stats.ratio_ci(control, baseline)
     assert stats.smallest_effect(control, baseline) == pytest.approx(1 / turned.low - 1)
-
-
-# ---------------------------------------------------------------------------------------------------------- verdict
 
 
 SLOW, FAST = noisy(100), noisy(80, seed=1)

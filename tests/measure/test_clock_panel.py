@@ -21,9 +21,6 @@ CASES = panel.cases(STUDY)[:2]
 CPU = torch.device("cpu")
 
 
-# ------------------------------------------------------------------------------------------------ rounds and failures
-
-
 def timed(monkeypatch, taking):
     monkeypatch.setattr(panel, "methods_of", lambda case, device: dict(taking))
     return panel._timed(None, CPU, {"implementation": "sdpa.auto"})
@@ -61,9 +58,6 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
     assert seen == []
     monkeypatch.setattr(load, "prepared", refuse)
     assert [row["why"] for row in load._rows(*CASES[0], CPU)] == ["no such shape here"]
-
-
-# -------------------------------------------------------------------------------------------------------- in the run
 
 
 @pytest.fixture
@@ -121,9 +115,6 @@ def test_panel_and_loads_are_not_taken_in_another_environment(parts):
         with pytest.raises(Outdated, match=r"^the environment changed since .* 'begun' began \(driver\): start"):
             once.take(replace(part, environment="d"))
     assert taken == []
-
-
-# ---------------------------------------------------------------------------------------------------- other processes
 
 
 NCU = """==PROF== Connected

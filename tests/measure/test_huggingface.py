@@ -49,9 +49,6 @@ def by_both(made, work) -> list[torch.Tensor]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------- what is computed
-
-
 def test_a_prompt_gives_the_logits_of_transformers_own_sdpa(made):
     network, calls = made
     theirs, ours = by_both(network, lambda net: net(tokens(), use_cache=False).logits)
