@@ -69,7 +69,8 @@ sweep = square[(square.batch == at["batch"]) & square.seq_len.isin([2**n for n i
 al.plot.lines(sweep, "seq_len", "per_token_ns", log="xy")
 
 # %%
-shown(fastest(square).sort_values("per_token_ns"), f"For {model}.", "per_token_ns", "micro_dollars")
+words = ", ".join(f"{axis} {value}" for axis, value in model.items())
+shown(fastest(square).sort_values("per_token_ns"), f"At {words}.", "per_token_ns", "micro_dollars")
 
 # %% [markdown]
 # ## The fastest at every shape
