@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.study import ladder
-from attnlab.study.tuning import Choice, Tuning
+from attnlab.study.tuning import TileChoice, Tuning
 
 HEADER = """\
 #pragma once
@@ -68,13 +68,13 @@ def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
     return folder
 
 
-def choice(tile: str, **changes: Any) -> Choice:
+def choice(tile: str, **changes: Any) -> TileChoice:
     """A choice of the rung `plain` as it is now, with some fields replaced."""
     stated = {"heads": 8, "seq_len": 512, "head_dim": 64, "causal": False, "rung": "plain", "latency_us": 2.5}
-    return Choice(**stated | {"tile": tile} | changes)
+    return TileChoice(**stated | {"tile": tile} | changes)
 
 
-def tuned(*choices: Choice, device: str = "NVIDIA H200") -> Tuning:
+def tuned(*choices: TileChoice, device: str = "NVIDIA H200") -> Tuning:
     """A tuning of these choices, of the ladder as it is now."""
     about = {"torch": "2.11.0", "command": "make tune", "clock": "device clock"}
     return Tuning(device=device, multiprocessors=16, sources=ladder.hashes(), choices=list(choices), **about)

@@ -134,3 +134,9 @@ def test_a_recorded_run_is_read_without_torch(data):
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.stderr == ""
     assert ended.stdout == f"{4 * synthetic.REPLICATES * synthetic.ROUNDS}\n[]\n"
+
+
+def test_no_two_classes_have_one_name():
+    nodes = [node for file in MODULES.values() for node in ast.walk(ast.parse(file.read_text()))]
+    names = [node.name.lstrip("_") for node in nodes if isinstance(node, ast.ClassDef)]
+    assert {name for name in names if names.count(name) > 1} == set()

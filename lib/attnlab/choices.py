@@ -51,10 +51,10 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
     Raises UserError: a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU; the
     runs are of several devices, versions of PyTorch or clocks.
     """
-    parts = [Part.of(run, before) for run in several]
+    parts = [HeldOut.of(run, before) for run in several]
     first = parts[0]
     for part in parts:
-        if unlike := next((what for what in Part.SHARED if getattr(part, what) != getattr(first, what)), ""):
+        if unlike := next((what for what in HeldOut.SHARED if getattr(part, what) != getattr(first, what)), ""):
             values = f"{getattr(first, unlike)} and {getattr(part, unlike)}"
             names = f"{first.run.name!r} and {part.run.name!r}"
             raise UserError(f"{names} can't make one table: their {unlike} is {values}")
@@ -80,7 +80,7 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
 
 
 @dataclass(frozen=True)
-class Part:
+class HeldOut:
     """What a run gives to a table.
 
     Attributes:
@@ -97,7 +97,7 @@ class Part:
     served: list[Shape]
 
     @classmethod
-    def of(cls, run: Run, before: Dispatch | None = None) -> "Part":
+    def of(cls, run: Run, before: Dispatch | None = None) -> "HeldOut":
         """The part of a run; UserError as `table`."""
         study = studies.recorded(run.manifest)
         if run.manifest["device"]["kind"] != "cuda":
@@ -248,7 +248,7 @@ def _errors_pct(made: Dispatch) -> dict[str, float]:
     return {name: 100 * math.sqrt(sum(e * e for e in some) / len(some)) for name, some in errors.items()}
 
 
-def _regret(held_out: Mapping[Shape, Part], made: Dispatch, timing: Timing) -> Regret:
+def _regret(held_out: Mapping[Shape, HeldOut], made: Dispatch, timing: Timing) -> Regret:
     """What the choices of a table cost by one clock, at shapes that it doesn't hold, each measured in a run.
 
     At each shape the distribution counts on which the choice does worst.

@@ -147,7 +147,7 @@ def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
-class _Kernel(AsyncKernelManager):
+class _JupyterKernel(AsyncKernelManager):
     """A kernel of this interpreter, whatever kernels are installed. It finds this package, and no start-up files."""
 
     @property
@@ -169,7 +169,7 @@ def _execute(run: str, scratch: Path, notebook: Notebook, values: dict[str, obje
     nbformat.write(notebook, copy)
     # Sockets in a folder of this user's: no other can connect, and no port is taken twice. A path has 107 bytes.
     kernel = {"transport": "ipc" if len(str(connection)) < 90 else "tcp", "connection_file": str(connection)}
-    options = {"kernel_manager_class": _Kernel, "config": Config({"KernelManager": kernel})}
+    options = {"kernel_manager_class": _JupyterKernel, "config": Config({"KernelManager": kernel})}
     options |= {"shutdown_kernel": "immediate", "resources": {"metadata": {"path": str(paths.working())}}}
     options |= {"progress_bar": False, "log_output": False, "request_save_on_cell_execute": False}
     try:

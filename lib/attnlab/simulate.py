@@ -64,7 +64,7 @@ Size: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Kind:
+class SampleKind:
     """A distribution of latencies, relative to what they scatter around.
 
     Attributes:
@@ -86,7 +86,7 @@ class Kind:
 class Cell:
     """A row of the table: a kind of samples, how many replicates, and whether their processes are alike."""
 
-    kind: Kind
+    kind: SampleKind
     replicates: int
     processes: str
 
@@ -147,17 +147,17 @@ def _heavy_tailed_cdf(x: Array) -> Array:
 
 
 KINDS = (
-    Kind("independent", "lognormal, 5 % wide", _lognormal(SCATTER), _lognormal_cdf(SCATTER)),
-    Kind(
+    SampleKind("independent", "lognormal, 5 % wide", _lognormal(SCATTER), _lognormal_cdf(SCATTER)),
+    SampleKind(
         "autocorrelated",
         "lognormal, 5 % wide, a first-order autoregression of 0.6 on each side",
         _autocorrelated,
         _lognormal_cdf(SCATTER),
     ),
-    Kind("drifting", "lognormal, 5 % wide, while both sides slow down by 10 %", _drifting, _drifting_cdf),
-    Kind("bimodal", "lognormal, 2 % wide; three in ten samples 15 % slower", _bimodal, _bimodal_cdf),
-    Kind("heavy-tailed", "a Pareto tail of exponent 1.5: no variance", _heavy_tailed, _heavy_tailed_cdf),
-    Kind(
+    SampleKind("drifting", "lognormal, 5 % wide, while both sides slow down by 10 %", _drifting, _drifting_cdf),
+    SampleKind("bimodal", "lognormal, 2 % wide; three in ten samples 15 % slower", _bimodal, _bimodal_cdf),
+    SampleKind("heavy-tailed", "a Pareto tail of exponent 1.5: no variance", _heavy_tailed, _heavy_tailed_cdf),
+    SampleKind(
         "ticked",
         "lognormal, 2 % wide, read from a clock with a step of 0.5 µs",
         _lognormal(TICKED_SCATTER),

@@ -37,7 +37,7 @@ from attnlab.runs import stale as changed_since
 from attnlab.runs.tables import SHARED, TABLES
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Choice
+from attnlab.study.tuning import TileChoice
 
 
 @pytest.fixture
@@ -387,7 +387,7 @@ def test_what_serves_few_queries_refuses_more_in_a_sentence(folder, h200):
 choice = partial(ladders.choice, heads=6, seq_len=8, latency_us=1.0)
 
 
-def tuned(*choices: Choice, **named) -> Path:
+def tuned(*choices: TileChoice, **named) -> Path:
     return tuning.write(ladders.tuned(*choices, **named))
 
 

@@ -65,7 +65,7 @@ def tuned(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cuda_events, "capture", captured)
 
-    def run(calls) -> list[tuning.Choice]:
+    def run(calls) -> list[tuning.TileChoice]:
         tiles = [TILE | {"name": name} for name in calls]
         ladders.write(tmp_path / "kernels", rung(*tiles))
         made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}

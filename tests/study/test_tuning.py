@@ -12,7 +12,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Choice
+from attnlab.study.tuning import TileChoice
 
 H200 = "NVIDIA H200"
 SHORT = TILE | {"name": "short", "longest": 100}
@@ -27,7 +27,7 @@ def kernels(tmp_path, monkeypatch):
     return folder
 
 
-def choice(tile: str = "long", **changes) -> Choice:
+def choice(tile: str = "long", **changes) -> TileChoice:
     return ladders.choice(tile, **changes)
 
 

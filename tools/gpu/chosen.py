@@ -13,7 +13,7 @@ from attnlab.measuring.instruments import devices, environment
 from attnlab.measuring.session import tune
 from attnlab.measuring.subjects import rungs
 from attnlab.study import ladder, tuning
-from attnlab.study.tuning import Choice
+from attnlab.study.tuning import TileChoice
 
 SHOWN = 4
 
@@ -32,7 +32,7 @@ def main(stated: list[str]) -> None:
         devices.release(DEVICE)
 
 
-def _name(choice: Choice, finalists: tune.Finalists) -> str:
+def _name(choice: TileChoice, finalists: tune.Finalists) -> str:
     return rungs.pinned(*choice.instance(finalists.rungs)).name
 
 

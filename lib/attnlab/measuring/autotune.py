@@ -166,7 +166,7 @@ class _Layout:
         rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(1e6 * SECONDS / len(VALUES) / round_us)))
         order = random.SystemRandom()
         for timing in timings:
-            taken: dict[str, list[cuda_events.Taken]] = {name: [] for name in cases}
+            taken: dict[str, list[cuda_events.TakenSample]] = {name: [] for name in cases}
             with cuda_events.sampling(self._device, timing) as sampler:
                 for _ in range(rounds):
                     for name in order.sample(list(cases), len(cases)):

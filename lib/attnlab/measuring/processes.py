@@ -43,7 +43,7 @@ class _Processes(ThreadPoolExecutor):
 
     def _result(self, packed: bytes) -> Any:
         failures: watch.Failures = {}
-        victim: watch.Step | None = None
+        victim: watch.WatchedStep | None = None
         while not self.stopped:
             answer, step, code = _process(packed, self._environment, failures)
             value, error = answer or (None, BrokenProcessPool("the measuring process died"))
@@ -104,7 +104,7 @@ def stop(pool: Executor) -> None:
 
 def _process(
     packed: bytes, environment: Mapping[str, str], failures: watch.Failures
-) -> tuple[tuple[Any, BaseException | None] | None, watch.Step | None, int]:
+) -> tuple[tuple[Any, BaseException | None] | None, watch.WatchedStep | None, int]:
     """Do a pickled call in a fresh process.
 
     Returns its value and its error, or None if it gave neither; the last step of its board; and its exit code, 0 if it
@@ -152,7 +152,7 @@ def _exit_code(process: BaseProcess) -> int:
     return process.exitcode
 
 
-def _blame(error: BaseException, step: watch.Step | None, code: int) -> str:
+def _blame(error: BaseException, step: watch.WatchedStep | None, code: int) -> str:
     """What the implementation of the last step did, in words; "" if the end wasn't its own."""
     if step is None:
         return ""

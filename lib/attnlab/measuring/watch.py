@@ -28,7 +28,7 @@ Failures = dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True)
-class Step:
+class WatchedStep:
     """A call, or several, of one implementation.
 
     Attributes:
@@ -48,7 +48,7 @@ class Step:
         """Whether it has taken longer than it may."""
         return self.within and time.monotonic() > self.begun_s + self.limit_s
 
-    def same(self, other: "Step") -> bool:
+    def same(self, other: "WatchedStep") -> bool:
         """Whether it is of the same implementation at the same place."""
         return (self.implementation, self.place) == (other.implementation, other.place)
 
@@ -68,17 +68,17 @@ def begin(shared: Any, failures: Failures) -> None:
     _board, _failures = shared, failures
 
 
-def read(shared: Any) -> Step | None:
+def read(shared: Any) -> WatchedStep | None:
     """The last step on a board; None if none began."""
     within, begun_s, limit_s, size = _HEAD.unpack(shared[: _HEAD.size])
     if not size:
         return None
     words = bytes(shared[_HEAD.size : _HEAD.size + size]).decode(errors="replace")
     implementation, _, place = words.partition("\n")  # the next one may be half written, which has not begun then
-    return Step(within, begun_s, limit_s, implementation, place)
+    return WatchedStep(within, begun_s, limit_s, implementation, place)
 
 
-def failed(failures: Failures, step: Step) -> bool:
+def failed(failures: Failures, step: WatchedStep) -> bool:
     """Whether a step is of an implementation that is known to fail there."""
     return (step.implementation, step.place) in failures
 

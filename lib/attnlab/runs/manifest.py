@@ -28,13 +28,13 @@ FILES = tuple(f"{table}.parquet" for table in TABLES)
 """The files that a complete run has."""
 
 
-class Part(BaseModel):
+class ManifestPart(BaseModel):
     """A part of a manifest, or the whole. It may hold more fields than are named here."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
 
-class Device(Part):
+class Device(ManifestPart):
     """What was measured on; sizes in bytes."""
 
     kind: Literal["cuda", "cpu"]
@@ -53,7 +53,7 @@ class Device(Part):
         return self
 
 
-class Environment(Part):
+class Environment(ManifestPart):
     """The locked environment."""
 
     settings: dict[str, Any]
@@ -67,7 +67,7 @@ class Environment(Part):
     hash: Words
 
 
-class Ceiling(Part):
+class Ceiling(ManifestPart):
     """A measured rate; without samples, `how` says why it was not measured."""
 
     unit: Literal["TFLOP/s", "GB/s", "Gexp/s"]
@@ -76,7 +76,7 @@ class Ceiling(Part):
     how: Words
 
 
-class Rules(Part):
+class Rules(ManifestPart):
     """The rules that a run was recorded under; one whose gate let more pass than today's is refused."""
 
     gate_factor: Annotated[float, Field(ge=1, le=GATE_FACTOR)]
@@ -91,7 +91,7 @@ class Rules(Part):
     power: Share
 
 
-class Clocks(Part):
+class Clocks(ManifestPart):
     """What the clock itself reads, in us."""
 
     tick_us: NotNegative
@@ -99,7 +99,7 @@ class Clocks(Part):
     smallest_graph_us: Positive | None = None
 
 
-class Surveyed(Part):
+class Surveyed(ManifestPart):
     """What the ceilings and clock ticks were measured on; the card is "" where it is no NVIDIA GPU."""
 
     card: str
@@ -108,7 +108,7 @@ class Surveyed(Part):
     governor: str
 
 
-class Closed(Part):
+class Closed(ManifestPart):
     """What a run holds that was closed early."""
 
     replicates: Size
@@ -116,7 +116,7 @@ class Closed(Part):
     planned: Size
 
 
-class Profile(Part):
+class Profile(ManifestPart):
     """How counters were taken, or why they weren't."""
 
     tool: str
@@ -124,7 +124,7 @@ class Profile(Part):
     command: str
 
 
-class Fields(Part):
+class Fields(ManifestPart):
     """What the manifest of a run says.
 
     Attributes:

@@ -29,7 +29,7 @@ ROWS_COUNT = 2
 
 
 class Place(NamedTuple):
-    """The shape that choices are for, by the fields of a `Choice`."""
+    """The shape that choices are for, by the fields of a `TileChoice`."""
 
     heads: int
     seq_len: int
@@ -38,7 +38,7 @@ class Place(NamedTuple):
     rows: int
 
 
-class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
+class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
     """The fastest instance at one shape, or one that was slower there and may be faster nearby.
 
     Attributes:
@@ -110,7 +110,7 @@ def packed_rows(shape: Shape, multiprocessors: int) -> int:
 
 
 def place(shape: Shape, multiprocessors: int) -> Place:
-    """The `Choice.place` of what is chosen at a shape."""
+    """The `TileChoice.place` of what is chosen at a shape."""
     rows = packed_rows(shape, multiprocessors)
     return Place(_heads(shape, rows), shape.kv_len, shape.head_dim, shape.causal, rows)
 
@@ -141,7 +141,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
     command: str
     clock: str
     sources: dict[str, str]
-    choices: list[Choice]
+    choices: list[TileChoice]
 
     @model_validator(mode="after")
     def _names_no_instance_twice(self) -> "Tuning":
@@ -150,7 +150,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
             raise UserError("choices: two are for one shape and one instance: leave one")
         return self
 
-    def choice(self, shape: Shape) -> Choice:
+    def choice(self, shape: Shape) -> TileChoice:
         """Of the choices at the nearest shape of the same head_dim and mask, the one expected to be the fastest here.
 
         Only instances count that serve this number of keys, and this layout, these heads and this scale, whatever the
@@ -169,7 +169,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
                 return chosen if tile in tiles else chosen.model_copy(update={"tile": tiles[0].name})
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
-    def _nearest(self, shape: Shape, by_distance: Collection[list[Choice]]) -> Choice | None:
+    def _nearest(self, shape: Shape, by_distance: Collection[list[TileChoice]]) -> TileChoice | None:
         """The fastest choice at the first of these places where one serves a shape; None if none does."""
         for near in by_distance:
             stated = [(choice, *self.instance(choice)) for choice in near]
@@ -177,7 +177,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
                 return min(serving, key=lambda pair: pair[0].expected_us(pair[1], shape, self.multiprocessors))[0]
         return None
 
-    def instance(self, choice: Choice) -> tuple[Rung, Tile]:
+    def instance(self, choice: TileChoice) -> tuple[Rung, Tile]:
         """The rung and the tile of one of the choices; the ladder is read once.
 
         Raises:
@@ -203,9 +203,9 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         return every, ladder.hashes(every)
 
     @cached_property
-    def _alike(self) -> dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[Choice]]]:
+    def _alike(self) -> dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[TileChoice]]]:
         """The choices at each place, for each head_dim and mask, with `rows` and without."""
-        found: dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[Choice]]] = {}
+        found: dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[TileChoice]]] = {}
         for choice in self.choices:
             of_kind = found.setdefault((choice.head_dim, choice.causal, choice.rows > 0), {})
             of_kind.setdefault(choice.place, []).append(choice)

@@ -54,7 +54,7 @@ HOLD_CYCLES = 200_000
 
 
 @dataclass
-class Taken:
+class TakenSample:
     """A sample: the latency of a call, how many calls were timed together, and what the last of them returned.
 
     `strain` is that output's error in units of what is allowed, once it is known.
@@ -66,7 +66,7 @@ class Taken:
     strain: float = math.nan
 
 
-Sampler = Callable[[Case], Taken]
+Sampler = Callable[[Case], TakenSample]
 
 
 def flushing(device: torch.device) -> Callable[[], object]:
@@ -96,14 +96,14 @@ def sampling(device: torch.device, timing: Timing) -> Iterator[Sampler]:
         yield sampler(device, timing)
         return
     with traced.Trace() as trace:
-        samples: list[Taken] = []
+        samples: list[TakenSample] = []
 
-        def take(case: Case) -> Taken:
+        def take(case: Case) -> TakenSample:
             assert case.many is not None
             with case.scrambled():
                 case.many.graph.replay()
             trace.mark(case.many.graph.replay)
-            samples.append(Taken(math.nan, case.many.calls, case.many.output))
+            samples.append(TakenSample(math.nan, case.many.calls, case.many.output))
             return samples[-1]
 
         yield take
@@ -229,7 +229,7 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return start, end
 
 
-def _eager(device: torch.device, flush: Callable[[], object] | None, case: Case) -> Taken:
+def _eager(device: torch.device, flush: Callable[[], object] | None, case: Case) -> TakenSample:
     with case.selected():
         if flush:
             case.refresh()
@@ -239,10 +239,10 @@ def _eager(device: torch.device, flush: Callable[[], object] | None, case: Case)
                 case.call()
         devices.synchronize(device)
         latency_us, output = timed(device, case.call)
-    return Taken(latency_us, 1, output)
+    return TakenSample(latency_us, 1, output)
 
 
-def _device_warm(case: Case) -> Taken:
+def _device_warm(case: Case) -> TakenSample:
     # The untimed replay also holds the stream: it runs longer than the host needs to queue what follows.
     assert case.many is not None
     with case.scrambled():
@@ -250,12 +250,12 @@ def _device_warm(case: Case) -> Taken:
     # A graph begins some 2 us sooner after another graph than after the kernels that put the values in place.
     _tiny_graph().replay()
     took_us, _ = timed(torch.device("cuda"), case.many.graph.replay)
-    return Taken(took_us / case.many.calls, case.many.calls, case.many.output)
+    return TakenSample(took_us / case.many.calls, case.many.calls, case.many.output)
 
 
-def _device_cold(flush: Callable[[], object], case: Case) -> Taken:
+def _device_cold(flush: Callable[[], object], case: Case) -> TakenSample:
     assert case.one is not None
     case.refresh()
     torch.cuda._sleep(HOLD_CYCLES)
     flush()
-    return Taken(timed(torch.device("cuda"), case.one.graph.replay)[0], 1, case.one.output)
+    return TakenSample(timed(torch.device("cuda"), case.one.graph.replay)[0], 1, case.one.output)

@@ -29,7 +29,7 @@ class _Planned:
         dtype: of what cuDNN writes: what was asked for, or e4m3.
     """
 
-    plan: peer.Plan
+    plan: peer.CudnnPlan
     constants: tuple[Tensor, ...]
     dtype: torch.dtype
 

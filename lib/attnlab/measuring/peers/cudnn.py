@@ -41,7 +41,7 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = N
     return output
 
 
-def _plan(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> "Plan":
+def _plan(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> "CudnnPlan":
     package = installed(q.device)
     if q.dtype not in DTYPES:
         raise Unsupported(f"peer.cudnn takes float16 and bfloat16, not {str(q.dtype).removeprefix('torch.')}")
@@ -64,7 +64,7 @@ def installed(device: torch.device) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class CudnnPlan:
     """One of the plans of a cuDNN graph, built, with its workspace: calls run one after the other on one stream."""
 
     package: Any
@@ -89,7 +89,7 @@ class Plan:
 
 
 # Never emptied: captured graphs launch what a plan holds.
-_plans: dict[Hashable, Plan] = {}
+_plans: dict[Hashable, CudnnPlan] = {}
 
 
 @cache
@@ -109,10 +109,10 @@ class Attention:
     causal: bool
     scale: float | None
 
-    def fastest(self) -> Plan:
+    def fastest(self) -> CudnnPlan:
         """The fastest of all plans that work; raises Unsupported if none does."""
         reasons: list[str] = []
-        built: list[Plan] = []
+        built: list[CudnnPlan] = []
         for implementation in self.implementations:
             graph = self._unless_refused(partial(self._graph, implementation), reasons)
             for index in range(graph.get_execution_plan_count() if graph else 0):
@@ -156,12 +156,12 @@ class Attention:
         graph.create_execution_plans([package.heur_mode.A, package.heur_mode.FALLBACK])
         return graph
 
-    def _plan(self, graph: Any, index: int) -> Plan:
+    def _plan(self, graph: Any, index: int) -> CudnnPlan:
         """One of a graph's plans, built and called once."""
         graph.build_plan_at_index(index)
         device, size = self.tensors[0].device, graph.get_workspace_size_plan_at_index(index)
         workspace = torch.empty(max(1, size), dtype=torch.uint8, device=device)
-        plan = Plan(self.package, graph, index, workspace, device.index)
+        plan = CudnnPlan(self.package, graph, index, workspace, device.index)
         plan(*self.tensors)
         torch.cuda.synchronize(device)
         return plan

@@ -31,7 +31,7 @@ COPIED = "FlashInfer takes the heads of a token beside each other, and would hav
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class FlashInferPlan:
     """What FlashInfer planned for a layout, and how it is handed tensors: calls run one after the other on one stream.
 
     Attributes:
@@ -102,7 +102,7 @@ class Ways:
     scale: float | None
     sequences: tuple[int, ...] = ()
 
-    def __iter__(self) -> Iterator[Callable[[], Plan]]:
+    def __iter__(self) -> Iterator[Callable[[], FlashInferPlan]]:
         q, k, v = self.tensors
         hopper = torch.cuda.get_device_capability(q.device)[0] == 9
         has_pages = k.stride() == v.stride() and not self.sequences
@@ -115,7 +115,9 @@ class Ways:
         if q.shape[2] == 1:
             yield from (partial(self.single, size) for size in sizes)
 
-    def ragged(self, kernels: str, rows: Callable[[Tensor], Tensor], back: Callable[[Tensor, Tensor], Tensor]) -> Plan:
+    def ragged(
+        self, kernels: str, rows: Callable[[Tensor], Tensor], back: Callable[[Tensor, Tensor], Tensor]
+    ) -> FlashInferPlan:
         """All sequences one after the other, or all heads of each, as sequences of one head."""
         q, k, _ = self.tensors
         queries, keys = rows(q), rows(k)
@@ -125,26 +127,26 @@ class Ways:
             for each, flat in ((q, queries), (k, keys))
         )
         wrapper.plan(*begins, queries.shape[1], keys.shape[1], q.shape[3], causal=self.causal, **self._options)
-        return Plan(wrapper, rows, back, lambda k, v: (rows(k), rows(v)))
+        return FlashInferPlan(wrapper, rows, back, lambda k, v: (rows(k), rows(v)))
 
-    def paged(self, kernels: str, size: int) -> Plan:
+    def paged(self, kernels: str, size: int) -> FlashInferPlan:
         """K and V as pages of so many keys."""
         q, _, _ = self.tensors
         begins = offsets((q.shape[2],) * len(q), q.device, torch.int32)
         wrapper = partial(self.package.BatchPrefillWithPagedKVCacheWrapper, backend=kernels)
         return self._over_pages(wrapper, size, begins, causal=self.causal)
 
-    def single(self, size: int) -> Plan:
+    def single(self, size: int) -> FlashInferPlan:
         """The same for one query of each sequence, by the kernel for it, which multiplies without tensor cores."""
         return self._over_pages(self.package.BatchDecodeWithPagedKVCacheWrapper, size)
 
-    def _over_pages(self, make: Callable[..., Any], size: int, *begins: Tensor, **options: Any) -> Plan:
+    def _over_pages(self, make: Callable[..., Any], size: int, *begins: Tensor, **options: Any) -> FlashInferPlan:
         """A plan of a wrapper that takes pages, with where the queries of each sequence begin if it asks for that."""
         q, k, _ = self.tensors
         queries, pages = tokens(q), Pages.of(k, size)
         wrapper, listed = make(workspace(q.device), "HND"), (pages.begins, pages.numbers, pages.filled)
         wrapper.plan(*begins, *listed, queries.shape[1], k.shape[1], q.shape[3], size, **options, **self._options)
-        return Plan(wrapper, tokens, by_tokens, pages)
+        return FlashInferPlan(wrapper, tokens, by_tokens, pages)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -177,10 +179,12 @@ def flashinfer_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: 
 
 
 # Never emptied: captured graphs launch what a plan holds.
-_plans: dict[Hashable, Plan] = {}
+_plans: dict[Hashable, FlashInferPlan] = {}
 
 
-def _plan(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, sequences: tuple[int, ...]) -> Plan:
+def _plan(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, sequences: tuple[int, ...]
+) -> FlashInferPlan:
     if q.device.type != "cuda":
         raise Unsupported("FlashInfer needs an NVIDIA GPU")
     package = packages.installed("flashinfer", "FlashInfer")
@@ -199,7 +203,7 @@ def _plan(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, se
         return working[plans.fastest([partial(plan, q, k, v) for plan in working])]
 
 
-def _tried(way: Callable[[], Plan], q: Tensor, k: Tensor, v: Tensor) -> Plan:
+def _tried(way: Callable[[], FlashInferPlan], q: Tensor, k: Tensor, v: Tensor) -> FlashInferPlan:
     plan = way()
     plan(q, k, v)
     torch.cuda.synchronize(q.device)

@@ -16,7 +16,7 @@ PARTS = ("panel", "loads", "counters")
 
 
 @dataclass(frozen=True)
-class Part:
+class OncePart:
     """One of `PARTS` for a run. `environment` is the hash of the one that the run began in."""
 
     name: str
@@ -26,12 +26,12 @@ class Part:
     environment: str
 
 
-def parts(run: str, study: Study, device: str, environment: str) -> list[Part]:
+def parts(run: str, study: Study, device: str, environment: str) -> list[OncePart]:
     """The parts of a run on GPUs: without a panel, the counters alone."""
-    return [Part(name, run, study, device, environment) for name in PARTS if study.panel or name == "counters"]
+    return [OncePart(name, run, study, device, environment) for name in PARTS if study.panel or name == "counters"]
 
 
-def take(part: Part) -> dict[str, str]:
+def take(part: OncePart) -> dict[str, str]:
     """Take what a run still lacks of a part; returns what the manifest says of the profile if it is the counters.
 
     Raises:

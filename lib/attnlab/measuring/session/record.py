@@ -215,7 +215,7 @@ def lacking(job: Job) -> Job | None:
     return replace(job, shapes=shapes, stream=stream) if shapes or stream else None
 
 
-def _measure(pool: Executor, name: str, parts: list[once.Part], jobs: list[Job]) -> None:
+def _measure(pool: Executor, name: str, parts: list[once.OncePart], jobs: list[Job]) -> None:
     """Take parts that a run takes once, and measure jobs: on several cards at the same time."""
     done = pool.map(_take, [*parts, *jobs])
     if parts:
@@ -225,8 +225,8 @@ def _measure(pool: Executor, name: str, parts: list[once.Part], jobs: list[Job])
     deque(done, maxlen=0)
 
 
-def _take(one: once.Part | Job) -> dict[str, str] | None:
-    if isinstance(one, once.Part):
+def _take(one: once.OncePart | Job) -> dict[str, str] | None:
+    if isinstance(one, once.OncePart):
         return once.take(one)
     worker.measure(one)
     return None
@@ -311,7 +311,7 @@ def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         act()
 
 
-def _lacking_once(name: str, study: Study, device: str, environment: str) -> list[once.Part]:
+def _lacking_once(name: str, study: Study, device: str, environment: str) -> list[once.OncePart]:
     """What a run takes once and lacks: its manifest says how its counters were, on a CPU from here on."""
     if "profile" in read.read_manifest(name):
         return []

@@ -29,7 +29,7 @@ TRACED_ROUNDS = 25
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnRound:
     """The inputs of an output: those that a round times, or of a graph that ends early after it; and their window."""
 
     number: int
@@ -47,9 +47,9 @@ class Outputs:
     """The outputs of one subject's samples, as far as they have been compared, and the inputs of each."""
 
     tally: Tally
-    compared: list[tuple[Drawn, cuda_events.Taken]]
+    compared: list[tuple[DrawnRound, cuda_events.TakenSample]]
 
-    def compare(self, drawn: Drawn, sample: cuda_events.Taken) -> None:
+    def compare(self, drawn: DrawnRound, sample: cuda_events.TakenSample) -> None:
         """Compare the output of a sample with the reference's, and let go of it."""
         self.tally.compare(sample.output, drawn.window)
         sample.output = None
@@ -72,7 +72,7 @@ class Rounds:
         outputs = {subject.implementation.name: self._outputs(subject) for subject in alive(subjects)}
         # Which rounds are followed by graphs that end early, nothing can know.
         cut_short = set(random.SystemRandom().sample(range(self._count), max(1, self._count // CUT_SHORT)))
-        samples: list[tuple[Row, cuda_events.Taken]] = []
+        samples: list[tuple[Row, cuda_events.TakenSample]] = []
         for first in range(0, self._count, TRACED_ROUNDS):
             with cuda_events.sampling(self._session.device, self._timing) as sampler:
                 for number in range(first, min(self._count, first + TRACED_ROUNDS)):
@@ -86,8 +86,8 @@ class Rounds:
 
     def _round(
         self, turns: list[Subject], number: int, sampler: cuda_events.Sampler, outputs: dict[str, Outputs]
-    ) -> list[tuple[Row, cuda_events.Taken]]:
-        drawn = Drawn(number)
+    ) -> list[tuple[Row, cuda_events.TakenSample]]:
+        drawn = DrawnRound(number)
         self._draw(drawn)
         self._order.shuffle(turns)
         card = self._session.telemetry.read()
@@ -105,7 +105,7 @@ class Rounds:
 
     def _cut_short(self, subjects: list[Subject], number: int, outputs: dict[str, Outputs]) -> None:
         """Have every graph end after one of its first calls, and compare the output of that one."""
-        self._draw(Drawn(number, cut_short=True))
+        self._draw(DrawnRound(number, cut_short=True))
         for subject in subjects:
             many, cut = subject.case.many, subject.case.cut
             if many is None or cut is None:
@@ -114,8 +114,10 @@ class Rounds:
                 with subject.case.scrambled():
                     many.graph.replay()
                 cut.graph.replay()
-                sample = cuda_events.Taken(math.nan, cut.calls, cut.output)
-                outputs[subject.implementation.name].compare(Drawn(number, cut_short=True, window=cut.window), sample)
+                sample = cuda_events.TakenSample(math.nan, cut.calls, cut.output)
+                outputs[subject.implementation.name].compare(
+                    DrawnRound(number, cut_short=True, window=cut.window), sample
+                )
 
     def _settle(self, subject: Subject, outputs: Outputs) -> None:
         """Note the strain of each sample, and drop a subject that had too large a one."""
@@ -126,7 +128,7 @@ class Rounds:
             if comparison.strain > 1 and subject.alive:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
 
-    def _bounds_on(self, drawn: Drawn, rounding: str) -> list[Bound]:
+    def _bounds_on(self, drawn: DrawnRound, rounding: str) -> list[Bound]:
         """The bounds on the very inputs of an output; if memory doesn't hold their oracle, those for all inputs."""
         self._draw(drawn)
         reference = self._references[rounding]
@@ -140,7 +142,7 @@ class Rounds:
         reference = self._references[subject.implementation.rounding]
         return Outputs(Tally(reference, 2 * self._count, self._session.device), [])
 
-    def _draw(self, drawn: Drawn) -> None:
+    def _draw(self, drawn: DrawnRound) -> None:
         self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {drawn.purpose}"))
         for reference in self._references.values():
             reference.forget()

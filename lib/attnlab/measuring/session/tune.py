@@ -34,7 +34,7 @@ from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study import ladder, tuning
 from attnlab.study.ladder import Rung, Tile
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Choice, Place, Tuning
+from attnlab.study.tuning import Place, TileChoice, Tuning
 
 ROUNDS = 9
 VALUES = ("normal", "sd 6", "rising 24")
@@ -100,7 +100,7 @@ class Finalists:
         splits = tuning.packed_rows(shape, self.multiprocessors) > 0
         return [rung for rung in self.rungs if rung.serves_queries(shape.seq_len) and (splits or not rung.splits_keys)]
 
-    def fastest(self, shape: Shape) -> list[Choice]:
+    def fastest(self, shape: Shape) -> list[TileChoice]:
         """The tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
@@ -158,7 +158,7 @@ def tune() -> Path:
     return path
 
 
-def _held(finalists: Finalists, name: str) -> dict[Shape, list[Choice]]:
+def _held(finalists: Finalists, name: str) -> dict[Shape, list[TileChoice]]:
     """The shapes at which no candidate changed since the tuning of the device of this name, with its choices."""
     try:
         before = tuning.load(name)
@@ -167,7 +167,7 @@ def _held(finalists: Finalists, name: str) -> dict[Shape, list[Choice]]:
     if before.torch != torch.__version__:
         return {}
     changed = {name for name, _ in ladder.hashes(finalists.rungs).items() - before.sources.items()}
-    at: dict[Place, list[Choice]] = {}
+    at: dict[Place, list[TileChoice]] = {}
     for choice in before.choices:
         at.setdefault(choice.place, []).append(choice)
     found = {shape: at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
@@ -175,7 +175,7 @@ def _held(finalists: Finalists, name: str) -> dict[Shape, list[Choice]]:
     return {shape: choices for shape, choices in found.items() if choices and not changed & able[shape]}
 
 
-def _choices(finalists: Finalists, held: dict[Shape, list[Choice]]) -> Iterator[list[Choice]]:
+def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Iterator[list[TileChoice]]:
     """The choices at all shapes so far: those that hold, and again after each shape that was tuned."""
     if held:
         say(f"no kernel changed since it was tuned at {len(held)} of {len(SHAPES)} shapes")
@@ -199,8 +199,8 @@ def _choices(finalists: Finalists, held: dict[Shape, list[Choice]]) -> Iterator[
         yield [choice for one in SHAPES for choice in held.get(one, [])]
 
 
-def _choice(place: Place, rung: Rung, tile: Tile, latency_us: float) -> Choice:
-    return Choice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us)
+def _choice(place: Place, rung: Rung, tile: Tile, latency_us: float) -> TileChoice:
+    return TileChoice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us)
 
 
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
