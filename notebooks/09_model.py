@@ -30,8 +30,8 @@ folder = al.paths.data() / "models"
 models = pd.read_parquet(folder / "models.parquet").query("device == @device") if folder.is_dir() else []
 here = len(models) > 0
 if here:
-    tables = (pd.read_parquet(folder / f"{name}.parquet") for name in ("samples", "outputs"))
-    samples, outputs = (table.query("record in @models.record") for table in tables)
+    tables = (pd.read_parquet(folder / f"{name}.parquet") for name in ("samples", "outputs", "kernels"))
+    samples, outputs, kernels = (table.query("record in @models.record") for table in tables)
 print(f"Records on {device}: {', '.join(models.record.unique()) if here else 'none'}.")
 
 # %%
@@ -88,6 +88,18 @@ al.holds(
 )
 
 # %% [markdown]
+# The share of attention in the time of all kernels bounds the gain.
+
+# %%
+names = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
+if here:
+    by = ["model", "seq_len", "phase", "implementation"]
+    times = kernels.groupby(by, sort=False)[["attention_us", "total_us"]].median()
+    share = (100 * times.attention_us / times.total_us).unstack(sort=False).rename(columns=names)
+    share = share.rename_axis(index={"seq_len": "prompt"}).reset_index()
+    display(al.table(share, "Attention's share of the device's time, in %."))
+
+# %% [markdown]
 # ## Do the outputs agree?
 #
 # Errors are those of the logits at the last token of the prompts, against float32. With random weights the likeliest
@@ -95,7 +107,6 @@ al.holds(
 
 # %%
 if here:
-    names = {"transformers.sdpa": "SDPA", "attnlab.attend": "attend", "control.transformers.sdpa": "SDPA again"}
     groups = outputs.rename(columns={"seq_len": "prompt"}).groupby(["model", "prompt", "implementation"], sort=False)
     errors = groups.max_error.max().unstack().rename(columns=names).drop(columns="SDPA again")
     equal = groups.equal_tokens.sum().unstack().rename(columns=names)
