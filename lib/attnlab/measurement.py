@@ -8,14 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 
-from attnlab import frames
 from attnlab.base import paths
 from attnlab.base.errors import Outdated, UserError
 from attnlab.runs import read, schema, write
@@ -60,6 +58,8 @@ def measure(
         UserError: a function that can't travel; names, shapes or timings that can't be measured; or measuring was cut
             off, as ``make measure`` says.
     """
+    from attnlab import frames  # which no other command needs to begin
+
     names = {label: _name(label, attention) for label, attention in implementations.items()}
     study = _study(names, list(shapes), baseline, list(timings), samples, replicates, device)
     with ExitStack() as stack:
@@ -82,29 +82,20 @@ def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -
     Raises:
         UserError: it isn't a function ``(q, k, v, causal, scale)``, there is no such device, or no shape is given.
     """
-    torch_device, session, of = _session(list(shapes), device, attention)
-    rows = [row for shape in session.job.shapes for row in _checks(session, shape, of, torch_device)]
+    session, implementation = _session(list(shapes), device, attention)
+    rows = [row for shape in session.job.shapes for row in _checks(session, shape, implementation)]
     return pd.DataFrame(rows)[["implementation", *Shape.AXES, *CHECKS]]
 
 
-def _checks(session: Any, shape: Shape, implementation: Any, device: Any) -> list[schema.Row]:
+def _checks(session: Any, shape: Shape, implementation: Any) -> list[schema.Row]:
+    from attnlab.measuring.session.cases import first_windows
     from attnlab.measuring.session.checks import check_all
-    from attnlab.measuring.session.subject import Subject, drop_all
+    from attnlab.measuring.session.subject import Subject
     from attnlab.measuring.subjects.case import Case
-    from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, attempt
-    from attnlab.measuring.subjects.inputs import Windows
 
-    subject, rows = Subject(implementation, Case(implementation.call, implementation.selected)), []
-    try:
-        windows = attempt(partial(Windows, shape, device, 1))
-    except OutOfMemory as error:
-        drop_all([subject], "Q, K and V", error)
-    except Unsupported as error:
-        subject.drop(schema.SKIPPED, str(error))
-    else:
-        subject.case = subject.attempt(partial(Case.of, implementation, windows, shape)) or subject.case
-        windows.draw(session.seed(shape, "first"))
-        rows = check_all(session, shape, [subject], windows, "before")
+    subject = Subject(implementation, Case(implementation.call, implementation.selected))
+    windows = first_windows(session, shape, [subject], 1)
+    rows = check_all(session, shape, [subject], windows, "before") if windows is not None else []
     rows = [row | {"fault": "" if row["passed"] else subject.reason.removeprefix("before timing, ")} for row in rows]
     if not subject.alive and all(row["passed"] for row in rows):  # it was never called, or raised
         lacking = {"implementation": implementation.name, **shape.axes, **dict.fromkeys(CHECKS)}
@@ -112,8 +103,8 @@ def _checks(session: Any, shape: Shape, implementation: Any, device: Any) -> lis
     return rows
 
 
-def _session(shapes: list[Shape], device: str, attention: Attention) -> tuple[Any, Any, Any]:
-    """The device, a session of no run for these shapes, and the function as an implementation."""
+def _session(shapes: list[Shape], device: str, attention: Attention) -> tuple[Any, Any]:
+    """A session of no run for these shapes, and the function as an implementation."""
     from attnlab.measuring.instruments import devices
     from attnlab.measuring.instruments.telemetry import Telemetry
     from attnlab.measuring.session.subject import Job, Session
@@ -123,7 +114,7 @@ def _session(shapes: list[Shape], device: str, attention: Attention) -> tuple[An
     found = devices.resolve(device)
     study = _study({FALLBACK: FALLBACK}, shapes, FALLBACK, [], 2, 1, found.type)
     session = Session(Job("", study, found.type, 0, tuple(study.shapes), ""), found, Telemetry(found), 0.0)
-    return found, session, registry.of_function(name, attention, name)
+    return session, registry.of_function(name, attention, name)
 
 
 def _study(

@@ -35,17 +35,9 @@ def measure_shape(session: Session, shape: Shape) -> None:
         return
     environment.compile_every_shape()
     subjects = [Subject.named(name, key, session.job.study) for name in session.job.study.subjects]
-    checks: list[Row] = []
-    try:
-        calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
-        windows = attempt(lambda: Windows(shape, session.device, calls))
-    except OutOfMemory as error:
-        drop_all(subjects, "Q, K and V", error)
-    except Unsupported as error:
-        for subject in subjects:
-            subject.drop(SKIPPED, str(error))
-    else:
-        checks = _measure_subjects(session, shape, subjects, windows)
+    calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
+    windows = first_windows(session, shape, subjects, calls)
+    checks = _measure_subjects(session, shape, subjects, windows) if windows is not None else []
     write.add_part(session.job.run, "checks", key, frame_of(CHECKS, checks))
     if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
         write.add_part(session.job.run, "resources", key, frame_of(RESOURCES, resources))
@@ -54,10 +46,24 @@ def measure_shape(session: Session, shape: Shape) -> None:
     devices.release(session.device)
 
 
-def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
+def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls: int) -> Windows | None:
+    """Inputs of a shape for so many calls, to which subjects are bound; None, and all dropped, if there are none."""
+    try:
+        windows = attempt(lambda: Windows(shape, session.device, calls))
+    except OutOfMemory as error:
+        drop_all(subjects, "Q, K and V", error)
+        return None
+    except Unsupported as error:
+        for subject in subjects:
+            subject.drop(SKIPPED, str(error))
+        return None
     for subject in alive(subjects):
         subject.case = subject.attempt(partial(Case.of, subject.implementation, windows, shape)) or subject.case
     windows.draw(session.seed(shape, "first"))
+    return windows
+
+
+def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
     for subject in alive(subjects):  # before the gate, which calls each a dozen times
         subject.attempt(partial(_require_short, session, subject))
         devices.release(session.device)

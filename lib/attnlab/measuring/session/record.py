@@ -252,19 +252,23 @@ def _progress(name: str, jobs: list[Job]) -> Iterator[None]:
     off = False if "ipykernel" in sys.modules else None  # None: off where no one sees it move
     with (
         tqdm(total=shapes, desc=name, bar_format=shown, disable=off, leave=False) as bar,
-        _every(POLL_S, partial(_show, bar, name, left, time.monotonic())),
-        _every(POLL_S, partial(_say_what_failed, name, write.recorded(name, "cases"), set())),
+        _every(POLL_S, partial(_show, bar, name, left, time.monotonic(), write.recorded(name, "cases"), set())),
     ):
         yield
 
 
-def _show(bar: tqdm, name: str, left: dict[str, tuple[str, float]], began_s: float) -> None:
+def _show(
+    bar: tqdm, name: str, left: dict[str, tuple[str, float]], began_s: float, seen: set[str], said: set[str]
+) -> None:
     """Show how many shapes are measured and how long the others take: in a terminal by the bar, else at every eighth.
 
     Args:
         left: what was left at `began_s`: a shape's name, and the seconds that were planned for it, by its key.
+        seen: the keys that were looked at for failures; `said`, the implementations of which one was said.
     """
     done = write.recorded(name, "cases")
+    _say_what_failed(name, done - seen, said)
+    seen |= done
     before, bar.n, shapes = bar.n, len(done), bar.total or 1
     rest = [shape for key, shape in left.items() if key not in done]
     rest_s = sum(seconds for _, seconds in rest)
@@ -278,10 +282,9 @@ def _show(bar: tqdm, name: str, left: dict[str, tuple[str, float]], began_s: flo
         print("; ".join([f"{name}: {bar.n} of {shapes} shapes measured", *words]), file=sys.stderr, flush=True)
 
 
-def _say_what_failed(name: str, seen: set[str], said: set[str]) -> None:
-    """Say of each implementation why its first new case failed; `seen` are keys of shapes, `said` implementations."""
-    for key in sorted(write.recorded(name, "cases") - seen):
-        seen.add(key)
+def _say_what_failed(name: str, keys: set[str], said: set[str]) -> None:
+    """Say of each implementation that is not among those `said` why its first case of these keys failed."""
+    for key in sorted(keys):
         try:
             cases = read.part(name, "cases", key)
         except (OSError, UserError, ValueError):  # whoever reads the run says so

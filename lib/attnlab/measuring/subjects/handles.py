@@ -91,9 +91,7 @@ class LadderKernel:
 
     def implementation(self) -> Implementation:
         """As it is measured."""
-        made = rungs.of(self.rung)
-        repeats = self.rung.reproducible
-        return Implementation(self.rung.name, made, resources=made.resources, differentiable=False, repeats=repeats)
+        return rungs.named(self.rung.implementation, rungs.of(self.rung))
 
 
 @dataclass(frozen=True)

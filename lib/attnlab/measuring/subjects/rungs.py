@@ -274,12 +274,12 @@ def implementation(name: str) -> Implementation:
     Raises:
         UserError: the ladder has no such rung.
     """
-    return _named(name, of(ladder.rung(name)))
+    return named(name, of(ladder.rung(name)))
 
 
 def pinned(rung: Rung, tile: Tile) -> Implementation:
     """One tile of a rung alone, called ``kernel.<rung>:<tile>``; a tile without a name by its head_dim."""
-    return _named(f"{rung.implementation}:{tile.name or tile.head_dim}", kernel(rung, tile))
+    return named(f"{rung.implementation}:{tile.name or tile.head_dim}", kernel(rung, tile))
 
 
 def kernel(rung: Rung, tile: Tile) -> Kernel:
@@ -287,7 +287,8 @@ def kernel(rung: Rung, tile: Tile) -> Kernel:
     return of(rung.model_copy(update={"tiles": [tile]}))
 
 
-def _named(name: str, kernel: Kernel) -> Implementation:
+def named(name: str, kernel: Kernel) -> Implementation:
+    """A kernel as the implementation of this name."""
     return Implementation(
         name, kernel, resources=kernel.resources, differentiable=False, repeats=kernel.rung.reproducible
     )
