@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 
 import attnlab
-from attnlab.measuring.subjects import attend, best, inputs
+from attnlab.measuring.kernels import best
+from attnlab.measuring.kernels.launch import layout
+from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
-from attnlab.measuring.subjects.launch import layout
+from attnlab.serving import attend
 from attnlab.study.shapes import Shape
 
 TINY = Shape(1, 1, 64, 64)

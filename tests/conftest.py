@@ -333,7 +333,7 @@ def released():
 
 def forget_choices(monkeypatch):
     """Has `attend` know of no table and no tuned layout, as in a new process; afterwards, what it knew before."""
-    from attnlab.measuring.subjects import attend
+    from attnlab.serving import attend
 
     known = {"_table": None, "_tuned": {}, "_looked": False, "_prepared": {}, "_last": attend._NOTHING}
     for name, value in known.items():
@@ -359,8 +359,8 @@ def by_table(monkeypatch, data):
     """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
     import torch
 
-    from attnlab.measuring.subjects import attend
     from attnlab.runs import dispatch
+    from attnlab.serving import attend
     from attnlab.study import ladder
 
     forget_choices(monkeypatch)

@@ -24,7 +24,8 @@ import torch
 
 from attnlab.base import paths
 from attnlab.measuring.fp8.quantize import E4M3, quantize
-from attnlab.measuring.subjects import inputs, rungs
+from attnlab.measuring.kernels import rungs
+from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung

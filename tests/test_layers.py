@@ -19,15 +19,15 @@ LAYERS = (
     ("compile", "runs", "simulate"),
     ("cache", "measuring", "roofline"),
     ("frames", "profile"),
-    ("choices", "export", "tables"),
-    ("autotune", "explorer", "plot"),
+    ("export", "serving", "tables"),
+    ("explorer", "plot"),
     ("measurement", "readme", "report"),
     ("commands",),
     ("__main__",),
 )
 """A room may import those of earlier layers; rooms of one layer don't import each other."""
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
-LAZY = {"autotune", "measurement", "(names)"}
+LAZY = {"measurement", "serving", "(names)"}
 """Rooms that import the measuring half, and only within functions: a laptop may lack torch."""
 MOST_MODULES = 18
 
@@ -79,6 +79,11 @@ def test_the_package_itself_imports_little_at_once_and_nothing_imports_names_fro
     assert [module for module, other in ARROWS if other == "attnlab"] == []
 
 
+def test_nothing_imports_what_serves_but_the_names_and_the_command():
+    importers = {room(module) for module, other in ARROWS if room(other) == "serving" != room(module)}
+    assert importers == {"(names)", "commands"}
+
+
 def test_no_modules_import_each_other_in_a_circle():
     graph = {module: {other for one, other in ARROWS if one == module} for module in MODULES}
     assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)  # a circle raises CycleError
@@ -97,13 +102,13 @@ def reached(of: str) -> set[str]:
 
 @pytest.mark.parametrize("of", [room for room in LEVELS if room not in LAZY | {"measuring", "commands", "__main__"}])
 def test_what_reads_a_run_imports_nothing_that_measures_or_writes(of):
-    barred = re.compile(r"(torch|cupy|triton|pynvml|attnlab\.measure)(\.|$)" + r"|attnlab\.runs\.write$")
+    barred = re.compile(r"(torch|cupy|triton|pynvml|attnlab\.measuring)(\.|$)" + r"|attnlab\.runs\.write$")
     assert {name for module in reached(of) for name in imported(module) if barred.match(name)} == set()
 
 
 def test_only_functions_import_the_half_that_measures():
     for module, other in ARROWS:
-        if room(other) == "measuring" and room(module) != "measuring":
+        if room(other) == "measuring" and room(module) not in ("measuring", "serving"):
             assert room(module) in LAZY
             assert other not in imported(module, everywhere=False)
 
@@ -123,7 +128,7 @@ def test_no_folder_holds_more_than_can_be_taken_in():
 
 def test_a_recorded_run_is_read_without_torch(data):
     synthetic.write("there", synthetic.LONELY)
-    modules = [name for name in MODULES if room(name) != "measuring" and name != "attnlab.runs.write"]
+    modules = [name for name in MODULES if room(name) not in ("measuring", "serving") and name != "attnlab.runs.write"]
     program = (
         "import importlib, sys\n"
         f"for name in {modules}: importlib.import_module(name)\n"

@@ -7,18 +7,18 @@ from attnlab.base.version import VERSION
 
 if TYPE_CHECKING:
     from attnlab import plot, stats
-    from attnlab.autotune import tune
     from attnlab.base import paths
     from attnlab.explorer import explore
     from attnlab.frames import compare, compare_runs, control, load, summarize, target, where, worst
     from attnlab.measurement import check, measure
-    from attnlab.measuring.attention import attention
     from attnlab.measuring.fp8.quantize import quantize
-    from attnlab.measuring.subjects.attend import attend
     from attnlab.measuring.subjects.handles import kernel, peer, sdpa
-    from attnlab.measuring.subjects.huggingface import register
     from attnlab.profile import clocks, counters
     from attnlab.roofline import add_floor, add_work
+    from attnlab.serving.attend import attend
+    from attnlab.serving.attention import attention
+    from attnlab.serving.huggingface import register
+    from attnlab.serving.tune import tune
     from attnlab.study.shapes import Shape
     from attnlab.study.studies import sweep
     from attnlab.tables import holds, statement, table, with_interval
@@ -28,16 +28,16 @@ _HOMES = {
     "base.paths": ["paths"],
     "plot": ["plot"],
     "stats": ["stats"],
-    "autotune": ["tune"],
+    "serving.tune": ["tune"],
     "explorer": ["explore"],
     "measurement": ["check", "measure"],
     "measuring.subjects.handles": ["kernel", "peer", "sdpa"],
     "study.studies": ["sweep"],
     "frames": ["compare", "compare_runs", "control", "load", "summarize", "target", "where", "worst"],
-    "measuring.attention": ["attention"],
+    "serving.attention": ["attention"],
     "measuring.fp8.quantize": ["quantize"],
-    "measuring.subjects.attend": ["attend"],
-    "measuring.subjects.huggingface": ["register"],
+    "serving.attend": ["attend"],
+    "serving.huggingface": ["register"],
     "profile": ["clocks", "counters"],
     "roofline": ["add_floor", "add_work"],
     "study.shapes": ["Shape"],

@@ -200,8 +200,9 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _dispatch(options: argparse.Namespace) -> None:
-    from attnlab import choices, frames
+    from attnlab import frames
     from attnlab.runs import dispatch
+    from attnlab.serving import choices
 
     several = [frames.load(run) for run in options.run.split(",")]
     device, before, replaced = several[0].manifest["device"]["name"], None, ""

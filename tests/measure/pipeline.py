@@ -11,7 +11,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from attnlab.measuring.subjects import problem
+from attnlab.measuring.kernels import problem
 
 MOST_STEPS = 400_000
 Agent = Iterator[None]

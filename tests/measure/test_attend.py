@@ -22,9 +22,11 @@ import attnlab
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.measuring.instruments import environment
-from attnlab.measuring.subjects import attend, inputs, rungs
+from attnlab.measuring.kernels import rungs
+from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import dispatch
+from attnlab.serving import attend
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import attnlab
-from attnlab.measuring import attention
+from attnlab.serving import attention
 
 PYTORCH = F.scaled_dot_product_attention
 Q = torch.randn(2, 4, 8, 16, generator=torch.Generator().manual_seed(0))

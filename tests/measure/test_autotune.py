@@ -12,17 +12,18 @@ from test_tune import Clock
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab
-from attnlab import autotune
 from attnlab.base.errors import UserError
-from attnlab.choices import CLOCKS
-from attnlab.measuring import autotune as measured
 from attnlab.measuring.clocks import cuda_events, originals
 from attnlab.measuring.instruments import environment
-from attnlab.measuring.subjects import attend, sdpa
+from attnlab.measuring.subjects import sdpa
 from attnlab.measuring.subjects.case import Replay
 from attnlab.measuring.subjects.implementation import Implementation
 from attnlab.measuring.subjects.oracle import composed
 from attnlab.runs import tuned
+from attnlab.serving import attend
+from attnlab.serving import trial as measured
+from attnlab.serving import tune as autotune
+from attnlab.serving.choices import CLOCKS
 
 CONTROL = "control.sdpa.auto"
 SIZES = (2, 4, 33, 32)

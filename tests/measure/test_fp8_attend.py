@@ -14,10 +14,11 @@ from attnlab.compile import check
 from attnlab.measuring.fp8 import accuracy
 from attnlab.measuring.fp8.attend import attend
 from attnlab.measuring.fp8.quantize import E4M3, quantize
-from attnlab.measuring.subjects import oracle, rungs
+from attnlab.measuring.kernels import rungs
+from attnlab.measuring.kernels.launch import ScaledMaps
+from attnlab.measuring.kernels.problem import AllScales, Problem
+from attnlab.measuring.subjects import oracle
 from attnlab.measuring.subjects.implementation import Unsupported
-from attnlab.measuring.subjects.launch import ScaledMaps
-from attnlab.measuring.subjects.problem import AllScales, Problem
 from attnlab.study import implementations, ladder, tuning
 
 

@@ -15,7 +15,7 @@ from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.peers import subjects as peers
 from attnlab.measuring.session import checks as checking
 from attnlab.measuring.session import rows
-from attnlab.measuring.subjects import attend, inputs, outputs, sdpa
+from attnlab.measuring.subjects import inputs, outputs, registry, sdpa
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
 from attnlab.measuring.subjects.oracle import of_each_head
 from attnlab.measuring.subjects.sdpa import REGISTRY
@@ -444,7 +444,7 @@ def test_what_is_not_supported_is_refused_with_one_reason():
     plain = Implementation("kernel.plain", sdpa.sdpa, differentiable=False)
     assert refusal(plain, TRAINING) == "kernel.plain computes no gradients"
     assert refusal(plain, SPREAD) == "kernel.plain takes sequences of one length"
-    assert refusal(attend.DISPATCHED, SPREAD) == "dispatch.attend takes sequences of one length"
+    assert refusal(registry.find("dispatch.attend"), SPREAD) == "dispatch.attend takes sequences of one length"
     for peer in peers.PEERS:
         for shape in (GROUPED, DECODE):
             assert refusal(peer, shape).endswith(" an NVIDIA GPU")

@@ -18,10 +18,11 @@ from attnlab.measuring.gate import ordering
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import inspection
 from attnlab.measuring.peers import cudnn
-from attnlab.measuring.subjects import attend, inputs, registry
+from attnlab.measuring.subjects import inputs, registry
 from attnlab.measuring.subjects.implementation import Unsupported, attempt
 from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import tuned
+from attnlab.serving import attend
 from attnlab.study.shapes import Shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu", "released")]
@@ -283,7 +284,7 @@ def test_attend_has_gradients_whatever_the_table_says(by_table, name):
     by_table((PLAIN, name))
     training = PLAIN.resized(direction="training")
     given = inputs.draw(training, 0, GPU)
-    call = attend.DISPATCHED.bound(given, training)
+    call = registry.find("dispatch.attend").bound(given, training)
     check = Gate(given, False).examine(call)
     assert check.passed, check.reason
     with torch.no_grad():

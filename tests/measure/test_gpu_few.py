@@ -7,7 +7,8 @@ import torch
 
 import attnlab
 from attnlab.measuring.gate.gate import Gate
-from attnlab.measuring.subjects import inputs, problem, rungs
+from attnlab.measuring.kernels import problem, rungs
+from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape

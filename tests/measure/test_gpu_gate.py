@@ -13,7 +13,8 @@ from conftest import EVERY_TIMING, gated, timed
 from attnlab.measuring.gate import ordering, poison
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import devices
-from attnlab.measuring.subjects import inputs, maps, outputs, rungs
+from attnlab.measuring.kernels import maps, rungs
+from attnlab.measuring.subjects import inputs, outputs
 from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape

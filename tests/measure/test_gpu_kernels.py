@@ -15,8 +15,9 @@ from ladders import SOURCE, TILE, rung
 from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import devices
+from attnlab.measuring.kernels import maps, rungs
 from attnlab.measuring.session import record, tune
-from attnlab.measuring.subjects import inputs, maps, registry, rungs
+from attnlab.measuring.subjects import inputs, registry
 from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.runs import read, schema

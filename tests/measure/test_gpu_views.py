@@ -12,7 +12,8 @@ import torch.nn.functional as F
 import attnlab
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import devices
-from attnlab.measuring.subjects import inputs, rungs
+from attnlab.measuring.kernels import rungs
+from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
@@ -212,7 +213,7 @@ def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, by_table, named, req
 
 def test_steps_of_a_model_after_a_static_cache_are_those_of_its_own_sdpa(monkeypatch):
     transformers = pytest.importorskip("transformers")
-    huggingface, lengths, found = importlib.import_module("attnlab.measuring.subjects.huggingface"), [], {}
+    huggingface, lengths, found = importlib.import_module("attnlab.serving.huggingface"), [], {}
 
     def attend(*args, kv_lens):
         lengths.append(kv_lens)

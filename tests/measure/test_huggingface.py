@@ -8,7 +8,7 @@ import attnlab
 transformers = pytest.importorskip("transformers")
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 
-from attnlab.measuring.subjects import huggingface  # noqa: E402
+from attnlab.serving import huggingface  # noqa: E402
 
 NAME = "attnlab"
 FAMILIES = {

@@ -26,11 +26,12 @@ from attnlab.base.errors import UserError
 from attnlab.compile import check, nvrtc, occupancy
 from attnlab.compile.nvrtc import Build, Instance
 from attnlab.measuring.clocks import originals
+from attnlab.measuring.kernels import launch, maps, rungs
+from attnlab.measuring.kernels.best import OfLengths
+from attnlab.measuring.kernels.problem import Packing
 from attnlab.measuring.session import record
-from attnlab.measuring.subjects import launch, maps, registry, rungs
-from attnlab.measuring.subjects.best import OfLengths
+from attnlab.measuring.subjects import registry
 from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measuring.subjects.problem import Packing
 from attnlab.measuring.subjects.sdpa import sdpa
 from attnlab.runs import read, schema
 from attnlab.runs import stale as changed_since

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlab.measuring.subjects import launch, maps, rungs
-from attnlab.measuring.subjects.implementation import Broken, Unsupported
-from attnlab.measuring.subjects.launch import (
+from attnlab.measuring.kernels import launch, maps, rungs
+from attnlab.measuring.kernels.launch import (
     Launch,
     MappedPointers,
     Maps,
@@ -21,7 +20,8 @@ from attnlab.measuring.subjects.launch import (
     SplitLaunch,
     layout,
 )
-from attnlab.measuring.subjects.problem import AllScales
+from attnlab.measuring.kernels.problem import AllScales
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 
 SUCCESS, REFUSED = (SimpleNamespace(name=name) for name in ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"))

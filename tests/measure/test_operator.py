@@ -10,7 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
-from attnlab.measuring.subjects import attend, inputs
+from attnlab.measuring.subjects import inputs
+from attnlab.serving import attend
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attnlab.base import paths
-from attnlab.measuring.subjects.problem import (
+from attnlab.measuring.kernels.problem import (
     CLUSTERS,
     Divisor,
     Packing,

@@ -10,8 +10,8 @@ from ladders import TILE, rung
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.kernels import rungs
 from attnlab.measuring.session import tune
-from attnlab.measuring.subjects import rungs
 from attnlab.measuring.subjects.case import Replay
 from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measuring.subjects.sdpa import sdpa

@@ -12,11 +12,12 @@ import yaml
 from conftest import choice, table, tiny_study, told
 from synthetic import AXES, GAP_US, LONG, SHORT, TARGET, Recipe, of_kinds
 
-from attnlab import __main__, choices, frames
+from attnlab import __main__, frames
 from attnlab.base.errors import UserError
 from attnlab.measuring.session import record
 from attnlab.runs import dispatch, read
 from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.serving import choices
 from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
 

@@ -10,8 +10,8 @@ import torch
 from trial import DEVICE, shape_of
 
 from attnlab.measuring.instruments import devices, environment
+from attnlab.measuring.kernels import rungs
 from attnlab.measuring.session import tune
-from attnlab.measuring.subjects import rungs
 from attnlab.study import ladder, tuning
 from attnlab.study.tuning import TileChoice
 

@@ -32,9 +32,10 @@ from attnlab.base.rules import GATE_FACTOR
 from attnlab.measuring.fp8 import accuracy, cudnn
 from attnlab.measuring.fp8.quantize import Quantized, quantize
 from attnlab.measuring.gate.check import Error
-from attnlab.measuring.subjects import inputs, maps, oracle, registry
-from attnlab.measuring.subjects.launch import Maps
-from attnlab.measuring.subjects.problem import Problem, shares
+from attnlab.measuring.kernels import maps
+from attnlab.measuring.kernels.launch import Maps
+from attnlab.measuring.kernels.problem import Problem, shares
+from attnlab.measuring.subjects import inputs, oracle, registry
 from attnlab.study.shapes import Shape
 
 DEVICE = torch.device("cuda")

@@ -10,8 +10,8 @@ import argparse
 import yaml
 
 from attnlab.base.errors import UserError
-from attnlab.choices import axes
 from attnlab.runs import dispatch
+from attnlab.serving.choices import axes
 from attnlab.study import studies
 
 

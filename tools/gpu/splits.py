@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 
-from attnlab.measuring.subjects import launch, maps, problem, rungs
+from attnlab.measuring.kernels import launch, maps, problem, rungs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 from attnlab.study.ladder import Tile

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attnlab.measuring.subjects import maps
+from attnlab.measuring.kernels import maps
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 
 FUNCTIONS = {

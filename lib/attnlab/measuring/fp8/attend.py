@@ -9,7 +9,7 @@ from torch import Tensor
 from attnlab.base.errors import UserError
 from attnlab.measuring.fp8 import accuracy, subjects
 from attnlab.measuring.fp8.quantize import E4M3, Quantized
-from attnlab.measuring.subjects import rungs
+from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects.implementation import Unsupported
 
 OUTPUTS = (torch.float16, torch.bfloat16, E4M3)

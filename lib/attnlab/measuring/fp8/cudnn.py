@@ -11,8 +11,9 @@ from torch import Tensor
 
 from attnlab.measuring.fp8.accuracy import PROBABILITY_SCALE
 from attnlab.measuring.fp8.quantize import E4M3, Quantized
+from attnlab.measuring.kernels import launch
 from attnlab.measuring.peers import cudnn as peer
-from attnlab.measuring.subjects import launch, outputs
+from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Unsupported
 
 SCALARS = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlab.measuring.fp8 import cudnn
 from attnlab.measuring.fp8 import quantizing as quantizing_kernel
 from attnlab.measuring.fp8.quantize import E4M3, ROTATED, Quantized, rounded
-from attnlab.measuring.subjects import rungs
+from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported
 from attnlab.study import ladder
 from attnlab.study.implementations import CUDNN_FP8, FP8_ALIASES, FP8_KERNEL, FP8_QUANTIZING, FP8_ROTATED

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from attnlab.measuring.kernels import launch, maps
 from attnlab.measuring.peers import packages, plans
-from attnlab.measuring.subjects import launch, maps, outputs
+from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Unsupported
 
 T = TypeVar("T")

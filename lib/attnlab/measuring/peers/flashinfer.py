@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.measuring.kernels import launch
 from attnlab.measuring.peers import packages, plans
-from attnlab.measuring.subjects import launch
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.measuring.subjects.sdpa import offsets
 

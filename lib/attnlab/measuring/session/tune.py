@@ -25,9 +25,9 @@ from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.clocks.in_process import WARM
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import devices, environment
+from attnlab.measuring.kernels import rungs
 from attnlab.measuring.session.checks import few_heads
 from attnlab.measuring.session.subject import Subject, alive
-from attnlab.measuring.subjects import rungs
 from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY

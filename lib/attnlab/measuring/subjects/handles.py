@@ -19,7 +19,8 @@ from torch import Tensor
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
 from attnlab.compile import nvrtc, occupancy
-from attnlab.measuring.subjects import registry, rungs
+from attnlab.measuring.kernels import rungs
+from attnlab.measuring.subjects import registry
 from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.study import implementations, ladder
 from attnlab.study.ladder import ELEMENTS, Rung, Tile

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -11,8 +12,8 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
 from attnlab.measuring.fp8 import subjects as fp8
 from attnlab.measuring.instruments import environment
+from attnlab.measuring.kernels import best
 from attnlab.measuring.peers import subjects as peers
-from attnlab.measuring.subjects import attend, best
 from attnlab.measuring.subjects.implementation import (
     Broken,
     Implementation,
@@ -30,7 +31,7 @@ from attnlab.study.ladder import PREFIX
 
 PUT_BACK: dict[str, list[str]] = {}
 """The settings of torch that functions of a user's own changed as they were imported, which was undone."""
-_OTHERS = {other.name: other for other in (*peers.PEERS, *fp8.SUBJECTS, attend.DISPATCHED)}
+_OTHERS = {other.name: other for other in (*peers.PEERS, *fp8.SUBJECTS)}
 
 
 def find(name: str) -> Implementation:
@@ -43,6 +44,8 @@ def find(name: str) -> Implementation:
         return replace(find(implementations.under_control(name)), name=name)
     if name.startswith(callables.PREFIX):
         return _own(name)
+    if name == implementations.DISPATCH:  # what serves stands above this half, and is one of its subjects
+        return Implementation(name, import_module("attnlab.serving.attend").attend)
     known = REGISTRY | _OTHERS
     return best.implementation(name) if name.startswith(PREFIX) and name not in known else known[name]
 

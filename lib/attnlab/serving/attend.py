@@ -20,11 +20,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measuring.subjects import best, context, maps, operator, oracle, rungs, sdpa
+from attnlab.measuring.fp8 import attend as scaled
+from attnlab.measuring.kernels import best, maps, rungs
+from attnlab.measuring.kernels.launch import layout
+from attnlab.measuring.subjects import oracle, sdpa
 from attnlab.measuring.subjects.implementation import Attention, Implementation, Unsupported
-from attnlab.measuring.subjects.launch import layout
 from attnlab.runs import dispatch, tuned
 from attnlab.runs.dispatch import Dispatch
+from attnlab.serving import context, operator
 from attnlab.study import implementations, ladder
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
@@ -40,7 +43,7 @@ _looked = False
 """Whether the table of this device was looked for, and what was tuned on it."""
 WHOLE = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 """What `kv_lens` may be of."""
-TUNER = "attnlab.autotune"
+TUNER = "attnlab.serving.tune"
 """What tunes, by its name: it infers from what it measures, and so stands above this."""
 
 
@@ -64,7 +67,6 @@ _prepared: dict[Hashable, _Ready] = {}
 _NOTHING = _Ready(lambda q, k, v: False, False, None, scaled_dot_product_attention, True, True)
 _last = _NOTHING
 """What was called last, mostly by the layer before; it has no gradients."""
-SCALED = "attnlab.measuring.fp8.attend"
 
 
 def attend(
@@ -122,9 +124,7 @@ def attend(
             raise ValueError("attend takes dtype, of the output, where q, k and v come with scales")
         if autotune or kv_lens is not None:
             raise ValueError("attend takes neither autotune nor kv_lens with scales")
-        # What it needs stands above this package.
-        scaled: Tensor = import_module(SCALED).attend(q, k, v, scales, causal, scale, dtype)
-        return scaled
+        return scaled.attend(q, k, v, scales, causal, scale, dtype)
     if kv_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens)
     if is_compiling():
@@ -512,6 +512,5 @@ _DIRECT: dict[str, Attention] = {
     "sdpa.efficient": partial(_biased, torch.ops.aten._scaled_dot_product_efficient_attention),
 }
 """SDPA's backends as the operators that it would call: selecting a backend takes longer than many of them run."""
-DISPATCHED = Implementation(implementations.DISPATCH, attend)
 operator.register(again, anew)
 operator.register_of_lengths(_of_lengths_forward)

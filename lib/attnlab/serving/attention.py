@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.jit._trace import is_tracing
 
-from attnlab.measuring.subjects import context
-from attnlab.measuring.subjects.attend import attend
+from attnlab.serving import context
+from attnlab.serving.attend import attend
 
 SERVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Functions that are kept, so that a compiled model finds the same one in each block.

@@ -20,11 +20,12 @@ from attnlab.measuring.instruments import devices
 from attnlab.measuring.session.checks import few_heads
 from attnlab.measuring.session.subject import Subject, alive
 from attnlab.measuring.session.tune import ROUGH_CALLS, VALUES
-from attnlab.measuring.subjects import attend, inputs, registry
+from attnlab.measuring.subjects import inputs, registry
 from attnlab.measuring.subjects.case import Call, Case
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.runs import tuned
 from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED
+from attnlab.serving import attend
 from attnlab.study import implementations
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape

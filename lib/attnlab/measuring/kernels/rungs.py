@@ -13,9 +13,8 @@ from torch import Tensor
 
 from attnlab.base import paths
 from attnlab.compile import nvrtc
-from attnlab.measuring.subjects import maps
-from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measuring.subjects.launch import (
+from attnlab.measuring.kernels import maps
+from attnlab.measuring.kernels.launch import (
     MERGE_ROWS,
     Launch,
     MappedPointers,
@@ -27,7 +26,8 @@ from attnlab.measuring.subjects.launch import (
     early,
     layout,
 )
-from attnlab.measuring.subjects.problem import CLUSTERS, Held, Packing, Problem, shares
+from attnlab.measuring.kernels.problem import CLUSTERS, Held, Packing, Problem, shares
+from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 

@@ -10,9 +10,9 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
-from attnlab.measuring.subjects import context
 from attnlab.measuring.subjects.implementation import Attention
 from attnlab.measuring.subjects.oracle import masked
+from attnlab.serving import context
 
 NAME = "attnlab::attention"
 SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None) -> Tensor"

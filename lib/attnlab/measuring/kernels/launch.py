@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.measuring.subjects import maps, outputs
+from attnlab.measuring.kernels import maps
+from attnlab.measuring.kernels.problem import AllScales
+from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
-from attnlab.measuring.subjects.problem import AllScales
 
 Addresses = tuple[int, ...]
 # Of a CTA that merges partial results, as its source says (`__launch_bounds__`); each of its warps merges a row's.

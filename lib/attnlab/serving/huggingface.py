@@ -9,7 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attnlab.measuring.subjects import oracle
-from attnlab.measuring.subjects.attend import attend
+from attnlab.serving.attend import attend
 from attnlab.study.tuning import FEW_QUERIES
 
 BEYOND = ("position_bias", "softcap", "s_aux", "cache")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from attnlab.base.errors import UserError
-from attnlab.measuring.subjects import rungs
+from attnlab.measuring.kernels import rungs
+from attnlab.measuring.kernels.rungs import Kernel, Launcher, Prepared
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported
-from attnlab.measuring.subjects.rungs import Kernel, Launcher, Prepared
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import LAYOUTS, Shape
 from attnlab.study.tuning import Tuning

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from attnlab import choices, frames
+from attnlab import frames
 from attnlab.base.errors import UserError
 from attnlab.runs import tuned
+from attnlab.serving import choices
 from attnlab.stats import Interval
 from attnlab.study import tuning
 from attnlab.study.implementations import FALLBACK
@@ -18,7 +19,7 @@ from attnlab.study.implementations import FALLBACK
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnlab.measuring.autotune import Timed
+    from attnlab.serving.trial import Timed
 
 _lock = RLock()
 _refused: set[str] = set()
@@ -71,8 +72,8 @@ def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: flo
     """
     import torch
 
-    from attnlab.measuring import autotune
-    from attnlab.measuring.subjects import attend
+    from attnlab.serving import attend
+    from attnlab.serving import trial as autotune
 
     with _lock:
         timed = autotune.take(q, k, v, causal, scale, choices.CLOCKS)
@@ -94,7 +95,7 @@ def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: flo
 
 def ensure(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool, scale: float | None) -> None:
     """Tune a layout that was not; a warning says why if that can't be done, once for each layout."""
-    from attnlab.measuring.subjects import attend
+    from attnlab.serving import attend
 
     with _lock:
         words = attend.layout_words(q, k, v, causal, scale)
