@@ -91,7 +91,7 @@ def _refused(implementation, shape, kind, seed):
 
 @pytest.mark.parametrize(("causal", "seq_len"), [(True, 300), (False, 640)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("one", [one for one in ladder.load() if one.arguments == "views"], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [one for one in ladder.load() if one.parameters == "problem"], ids=lambda one: one.name)
 def test_every_tile_repeats_itself_while_copies_keep_the_memory_busy(one, head_dim, causal, seq_len):
     # At these lengths, consumers of a pipeline have less to do than others and skip tiles, which then come late.
     shape = Shape(32, 8, seq_len, head_dim, causal, "float16")

@@ -22,7 +22,7 @@ pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
-VIEWS = [rung for rung in ladder.load() if rung.arguments in ladder.STRIDED and not rung.scaled]
+VIEWS = [rung for rung in ladder.load() if rung.strided and not rung.scaled]
 INSTANCES = [
     pytest.param((rung, tile), id=f"{rung.name}-{tile.name}-{tile.head_dim}") for rung in VIEWS for tile in rung.tiles
 ]

@@ -184,7 +184,7 @@ def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
     for encode in ("contiguous", "strided"):
         monkeypatch.setattr(maps, encode, lambda tensor, address, rows: addresses.append(address) or b"")
     memory = torch.zeros(Q.numel() + 8, dtype=Q.dtype)
-    for rung in (rung for rung in ladder.load() if rung.arguments in ladder.MAPPED):
+    for rung in (rung for rung in ladder.load() if rung.arguments == "tensor maps"):
         for first in range(8):
             odd = memory[first:][: Q.numel()].view(Q.shape)
             rungs._encoded(rung, rung.tiles[0], odd, odd, odd, "float16")

@@ -82,7 +82,7 @@ def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(ke
 
 @pytest.mark.parametrize("special", [{"kv_heads": 2}, {"kv_len": 600}, {"layout": "tokens first"}, {"scale": 0.5}])
 def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels, special):
-    ladders.write(kernels, rung(LONG), rung(name="views", arguments="views"))
+    ladders.write(kernels, rung(LONG), rung(name="views", arguments="tensor maps", parameters="problem"))
     views = choice("", rung="views", latency_us=5.0)
     made = tuned(choice(), views)
     assert made.choice(Shape(1, 8, 512, 64)).tile == "long"
@@ -105,7 +105,7 @@ FEW = {"seq_len": 1, "kv_len": 1000, "heads": 8, "kv_heads": 2}
     ],
 )
 def test_choices_at_few_queries_are_for_few_queries_alone(kernels, axes, chosen):
-    views = [rung(TILE, name=name, arguments="views") for name in ("few", "many", "plain")]
+    views = [rung(TILE, name=name, arguments="tensor maps", parameters="problem") for name in ("few", "many", "plain")]
     ladders.write(kernels, *views)
     at = {"few": {"heads": 2, "seq_len": 900, "rows": 4}, "many": {"heads": 2, "seq_len": 900, "rows": 64}}
     made = tuned(*(choice("", rung=name, **at.get(name, {})) for name in ("few", "many", "plain")))
@@ -114,7 +114,7 @@ def test_choices_at_few_queries_are_for_few_queries_alone(kernels, axes, chosen)
 
 def test_a_kernel_that_splits_keys_runs_the_tile_for_the_rows_at_hand(kernels):
     tiles = [TILE | {"name": f"rows_{rows}", "rows": rows} for rows in (16, 64, 128)]
-    ladders.write(kernels, rung(*tiles, arguments="split keys", merge="merge"))
+    ladders.write(kernels, rung(*tiles, parameters="packing", merge="merge"))
     made = tuned(choice("rows_16", heads=2, seq_len=900, rows=16))
     assert [made.choice(Shape(1, 8, n, 64, kv_heads=2, kv_len=2000)).tile for n in (1, 5, 16, 200)] == [
         "rows_16",

@@ -215,7 +215,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
 def _serves(rung: Rung, tile: Tile, shape: Shape) -> bool:
     queries_fit = rung.serves_queries(shape.seq_len) and rung.serves_rows(tile, shape.rows)
     fits = tile.serves_length(shape.kv_len) and queries_fit
-    return fits and (rung.arguments in ladder.STRIDED or not shape.special)
+    return fits and (rung.strided or not shape.special)
 
 
 def path(device_name: str) -> Path:
