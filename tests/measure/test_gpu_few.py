@@ -111,12 +111,6 @@ def test_pairs_serve_two_tiles_of_which_one_is_nearly_empty(pairs):
     assert check.passed, check.reason
 
 
-@pytest.mark.parametrize("queries", [32, 96, 193])
-def test_pairs_refuse_an_odd_number_of_tiles(pairs, queries):
-    with pytest.raises(Unsupported, match=f"even number of tiles of 128 queries, not {4 * queries}"):
-        pairs(*drawn(MODEL.resized(seq_len=queries)), True)
-
-
 def test_random_shapes_and_lengths_of_sequences(few):
     chance = random.Random(0)
     for number in range(200):

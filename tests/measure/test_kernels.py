@@ -1,6 +1,5 @@
 """Kernels without a GPU: what NVRTC makes of them, how many fit a multiprocessor, what they refuse to serve."""
 
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -112,6 +111,21 @@ def test_the_shared_memory_of_a_tile_is_what_the_kernel_declares(name, copied):
             storage = STORAGE[name].format(D=tile.head_dim, template=", ".join(map(str, tile.template.values())))
             source.write(f'static_assert(sizeof({storage}) == {tile.shared_bytes}, "{tile.title}");\n')
     assert not nvrtc.build(one, one.architectures[-1], []).error
+
+
+SHARED_BYTES = {  # of sources without a structure for them, by head_dim and template
+    "mma": lambda d: 2 * (3 * 64 * d + 64 * 64),
+    "swizzled": lambda d: 2 * 2 * 64 * d,
+    "pipelined": lambda d, warps, mtiles, keys, ctas: 2 * d * (16 * mtiles * warps + 4 * keys),
+    "few": lambda d, rows, warps, keys, stages, **_: 2 * d * (rows + 2 * stages * keys),
+    "pairs": lambda d, rows, warps, keys, stages: 2 * d * (rows + 2 * stages * keys),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_BYTES)
+def test_the_shared_memory_of_a_tile_follows_from_its_template(name):
+    for tile in ladder.rung(f"kernel.{name}").tiles:
+        assert tile.shared_bytes == SHARED_BYTES[name](tile.head_dim, **tile.template), tile.title
 
 
 def test_what_splits_keys_is_launched_as_its_source_declares(copied):
@@ -321,64 +335,59 @@ def h200(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
 
 
-@pytest.mark.parametrize(
-    ("q", "k", "v", "reason"),
-    [
-        (Q, on_gpu(2, 1, 8, 64), Q, r"of one shape .*, not \(2, 3, 8, 64\), \(2, 1, 8, 64\) and \(2, 3, 8, 64\)"),
-        (Q, Q, on_gpu(2, 3, 9, 64), r"of one shape"),
-        (Q[0], Q[0], Q[0], r"of one shape"),
-        (Q.float(), Q.float(), Q.float(), "serves float16 and bfloat16, not float32"),
-        (Q, Q.bfloat16(), Q, "serves float16 and bfloat16, not float16, bfloat16"),
-        (Q.transpose(1, 2), Q.transpose(1, 2), Q.transpose(1, 2), "takes contiguous Q, K and V"),
-        (*[on_gpu(2, 3, 8, 128)] * 3, "has no tile for 8 keys of head_dim 128 and the mask full"),
-        (*[on_gpu(1, 1, 101, 64)] * 3, "has no tile for 101 keys of head_dim 64 and the mask full"),
-    ],
-)
-def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, reason):
-    ladders.write(folder, rung(TILE | {"longest": 100}))
-    said = told(lambda: rungs.implementation("kernel.plain").call(q, k, v, False), Unsupported)
-    assert re.match(f"plain .*{reason}", said)
+PLAIN, VIEWS = {}, {"arguments": "tensor maps", "parameters": "problem"}
+SPLIT = {"parameters": "packing", "merge": "merge", "most_queries": 8}
+FULL, CAUSAL, MANY, ONE = (False,), (True,), on_gpu(1, 8, 64, 64), on_gpu(2, 1, 8, 64)
 
 
 @pytest.mark.parametrize(
-    ("q", "k", "v", "causal", "scale", "reason"),
+    ("entry", "q", "k", "v", "rest", "reason"),
     [
-        (Q[0], Q[0], Q[0], False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
-        (Q, Q, on_gpu(2, 3, 9, 64), False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
-        (Q, Q[:1], Q[:1], False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
-        (Q, Q[:, :2], Q[:, :2], False, None, "takes as many heads of K and V as divide those of Q"),
-        (Q, Q[:, :0], Q[:, :0], False, None, "takes as many heads of K and V as divide those of Q"),
-        (Q[:, :, :0], Q, Q, False, None, "serves no queries of (2, 3, 0, 64)"),
-        (Q, Q[:, :, :7], Q[:, :, :7], True, None, "takes no more queries than keys under the causal mask, not 8 and 7"),
-        (Q, Q, Q, False, 0.0, "takes a scale above 0, not 0"),
-        (Q, Q, Q, False, float("nan"), "takes a scale above 0, not nan"),
-        (Q, Q, Q, False, 1e30, "takes a scale from 1e-30 to 1000, not 1e+30"),
-        (on_gpu(2, 3, 64, 8).transpose(2, 3), Q, Q, False, None, "can't take Q: it has a stride of 8 between"),
-        (Q, on_gpu(2, 1, 8, 64).expand(2, 3, 8, 64), Q, False, None, "can't take K: it repeats itself in memory"),
-        (Q, Q, on_gpu(2, 3, 8, 65)[..., :64], False, None, "can't take V: it has a stride of 130 bytes, which is"),
         (
-            *[on_gpu(2**15, 1, 1, 64)] * 3,
-            *(False, None),
+            PLAIN,
+            Q,
+            ONE,
+            Q,
+            FULL,
+            "takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not (2, 3, 8, 64), ",
+        ),
+        (PLAIN, Q, Q, on_gpu(2, 3, 9, 64), FULL, "takes Q, K and V of one shape"),
+        (PLAIN, Q[0], Q[0], Q[0], FULL, "takes Q, K and V of one shape"),
+        (PLAIN, Q, Q, Q, (False, 0.5), "scales scores by 1/√head_dim, not by 0.5"),
+        (PLAIN, Q.float(), Q.float(), Q.float(), FULL, "serves float16 and bfloat16, not float32"),
+        (PLAIN, Q, Q.bfloat16(), Q, FULL, "serves float16 and bfloat16, not float16, bfloat16"),
+        (PLAIN, *[Q.transpose(1, 2)] * 3, FULL, "takes contiguous Q, K and V"),
+        (PLAIN, *[on_gpu(2, 3, 8, 128)] * 3, FULL, "has no tile for 8 keys of head_dim 128 and the mask full"),
+        (PLAIN, *[on_gpu(1, 1, 101, 64)] * 3, FULL, "has no tile for 101 keys of head_dim 64 and the mask full"),
+        (VIEWS, Q[0], Q[0], Q[0], FULL, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (VIEWS, Q, Q, on_gpu(2, 3, 9, 64), FULL, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (VIEWS, Q, Q[:1], Q[:1], FULL, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (VIEWS, Q, Q[:, :2], Q[:, :2], FULL, "takes as many heads of K and V as divide those of Q"),
+        (VIEWS, Q, Q[:, :0], Q[:, :0], FULL, "takes as many heads of K and V as divide those of Q"),
+        (VIEWS, Q[:, :, :0], Q, Q, FULL, "serves no queries of (2, 3, 0, 64)"),
+        (VIEWS, Q, *[Q[:, :, :7]] * 2, CAUSAL, "takes no more queries than keys under the causal mask, not 8 and 7"),
+        (VIEWS, Q, Q, Q, (False, 0.0), "takes a scale above 0, not 0"),
+        (VIEWS, Q, Q, Q, (False, float("nan")), "takes a scale above 0, not nan"),
+        (VIEWS, Q, Q, Q, (False, 1e30), "takes a scale from 1e-30 to 1000, not 1e+30"),
+        (VIEWS, on_gpu(2, 3, 64, 8).mT, Q, Q, FULL, "can't take Q: it has a stride of 8 between"),
+        (VIEWS, Q, ONE.expand(2, 3, 8, 64), Q, FULL, "can't take K: it repeats itself in memory"),
+        (VIEWS, Q, Q, on_gpu(2, 3, 8, 65)[..., :64], FULL, "can't take V: it has a stride of 130 bytes, which is"),
+        (
+            *(VIEWS, *[on_gpu(2**15, 1, 1, 64)] * 3, FULL),
             "serves at most 32,767 sequences in a batch, which queries of (32768, 1, 1, 64) exceed",
+        ),
+        (SPLIT, MANY, MANY, MANY, FULL, "serves at most 8 queries of a head, not 64"),
+        (SPLIT, Q, Q[:, :, :7], Q[:, :, :7], CAUSAL, "takes no more queries than keys under the causal mask"),
+        (
+            *(SPLIT | {"arguments": "tensor maps"}, Q, ONE, ONE, FULL),
+            "serves heads of K and V that have an even number of tiles of 64 queries, not 24",
         ),
     ],
 )
-def test_what_a_rung_of_views_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, causal, scale, reason):
-    ladders.write(folder, rung(TILE, arguments="tensor maps", parameters="problem"))
-    said = told(lambda: rungs.implementation("kernel.plain").call(q, k, v, causal, scale), Unsupported)
+def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, entry, q, k, v, rest, reason):
+    ladders.write(folder, rung(TILE | {"longest": 100}, **entry))
+    said = told(lambda: rungs.implementation("kernel.plain").call(q, k, v, *rest), Unsupported)
     assert said.startswith(f"plain {reason}")
-
-
-MANY = on_gpu(1, 8, 64, 64)
-
-
-def test_what_serves_few_queries_refuses_more_in_a_sentence(folder, h200):
-    ladders.write(folder, rung(TILE, arguments="pointers", parameters="packing", merge="merge", most_queries=8))
-    kernel = rungs.implementation("kernel.plain").call
-    with pytest.raises(Unsupported, match=r"^plain serves at most 8 queries of a head, not 64$"):
-        kernel(MANY, MANY, MANY, False)
-    with pytest.raises(Unsupported, match=r"^plain takes no more queries than keys under the causal mask"):
-        kernel(Q, Q[:, :, :7], Q[:, :, :7], True)
 
 
 # The best, as far as that goes without a GPU
@@ -392,21 +401,18 @@ def tuned(*choices: TileChoice, **named) -> Path:
 
 
 def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(h200, folder):
-    views = rung(
-        TILE | {"name": "near"}, TILE | {"name": "far"}, name="views", arguments="tensor maps", parameters="problem"
-    )
+    views = rung(TILE | {"name": "near"}, TILE | {"name": "far"}, name="views", **VIEWS)
     ladders.write(folder, rung(TILE | {"name": "short"}, TILE | {"name": "long"}), views)
     named = {"rung": "views", "latency_us": 1.5}
     tuned(choice("short"), choice("long", seq_len=64), choice("near", **named), choice("far", seq_len=64, **named))
     best, more, turned = registry.find("kernel.best").call, on_gpu(2, 3, 60, 64), on_gpu(2, 8, 3, 64).transpose(1, 2)
-    one = on_gpu(2, 1, 8, 64)
     asked = {
         "short": (Q, Q, Q, False),
         "long": (more, more, more, False),
         "far": (Q, more, more, False),
         "near": (more, Q, Q, False),
     }
-    special = [(Q, one, one, False), (Q, Q, turned, False), (Q, Q, Q, False, 0.5)]
+    special = [(Q, ONE, ONE, False), (Q, Q, turned, False), (Q, Q, Q, False, 0.5)]
     found = {name: best.kernel(*tensors).rung.tiles[0].name for name, tensors in asked.items()}
     assert found == {name: name for name in asked}
     assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
@@ -457,10 +463,10 @@ def test_the_best_repeats_itself_if_every_rung_does(folder):
 def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, said, meant):
     (one,) = ladder.load()
     failure = rungs._failure(one, one.tiles[0], "plain<__half, 64, false>", said)
+    begins = f"{folder}/ladder.toml, rung 'plain', the tile for head_dim 64: the driver" if meant is Broken else said
     assert type(failure) is meant
+    assert str(failure).startswith(begins)
     assert said in str(failure)
-    if meant is Broken:
-        assert str(failure).startswith(f"{folder}/ladder.toml, rung 'plain', the tile for head_dim 64: the driver")
 
 
 # In a run
@@ -489,14 +495,12 @@ def test_a_study_of_kernels_records_what_they_are_and_skips_them_on_a_cpu(folder
     assert set(run.samples["implementation"]) == {"sdpa.auto", "control.sdpa.auto"}
 
 
-def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machine, one_thread, unlocked):
-    best, here = study(implementations=["sdpa.auto", "kernel.best"]), machine["device"]["name"]
+def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machine, unlocked):
+    best = study(implementations=["sdpa.auto", "kernel.best"])
     begin(best)
-    tuned(choice(""), device=here)
+    tuned(choice(""), device=machine["device"]["name"])
     with pytest.raises(UserError, match=r"^kernel\.best changed since the run 'begun' began: start a new run$"):
         record.record("begun", best, "cpu", ThreadPoolExecutor(1))
-    begin(best, "again", kernels=tuning.hashes(best.implementations, here))
-    assert read.load(record.record("again", best, "cpu", one_thread)).complete
 
 
 class Clock:
@@ -516,7 +520,6 @@ def measured(folder, begin, one_thread, unlocked, monkeypatch):
     monkeypatch.setattr(originals, "perf_counter_ns", Clock.now)
 
     def measure(call, resources=None, **changes) -> schema.Run:
-
         find = registry.find
         ours = Implementation("kernel.plain", call, resources=resources)
         monkeypatch.setattr(registry, "find", lambda name: ours if name == "kernel.plain" else find(name))
@@ -526,26 +529,29 @@ def measured(folder, begin, one_thread, unlocked, monkeypatch):
     return measure
 
 
-def test_what_a_kernel_needs_is_recorded(measured):
-
+def test_what_a_kernel_needs_is_recorded_and_a_call_that_was_held_up_once_is_timed(measured):
     own = [field.name for field in TABLES["resources"] if field not in SHARED]
-    needs = dict.fromkeys(own, 1) | {
-        "function": "plain<__half>",
-        "architecture": "sm_90a",
-    }
-    asked = []
+    needs = dict.fromkeys(own, 1) | {"function": "plain<__half>", "architecture": "sm_90a"}
+    asked, calls = [], []
 
     def resources(q, k, v, causal, scale):
         asked.append((tuple(q.shape), tuple(k.shape), tuple(v.shape), causal, scale))
         return needs
 
-    run = measured(sdpa, resources)
+    def hiccups(q, k, v, causal):
+        calls.append(1)
+        if len(calls) == 2:  # after the one that may compile
+            Clock.ns += 200_000_000
+        return sdpa(q, k, v, causal)
+
+    run = measured(hiccups, resources, longest_call_ms=100)
     assert asked == [((1, 2, 16, 64),) * 3 + (False, None)]
     (row,) = run.resources.to_dict("records")
     assert list(run.resources.columns) == TABLES["resources"].names
     assert {name: row[name] for name in needs} == needs
     assert (row["implementation"], row["seq_len"], row["replicate"]) == ("kernel.plain", 16, 0)
     assert row["process"] == run.processes["process"].item()
+    assert set(run.cases["status"]) == {"measured"}
 
 
 def test_a_call_that_takes_too_long_is_neither_checked_nor_timed(measured):
@@ -555,24 +561,10 @@ def test_a_call_that_takes_too_long_is_neither_checked_nor_timed(measured):
 
     run = measured(sleeps, longest_call_ms=50)
     case = run.cases.set_index("implementation").loc["kernel.plain"]
-    assert case["status"] == "skipped"
     said, limit = case["reason"].split(" ms, ")
-    assert limit == "longer than the study's longest_call_ms of 50"
+    assert (case["status"], limit) == ("skipped", "longer than the study's longest_call_ms of 50")
     assert float(said.removeprefix("one call takes ")) >= 60
     assert "kernel.plain" not in {*run.checks["implementation"], *run.samples["implementation"]}
-
-
-def test_a_call_that_was_held_up_once_is_timed(measured):
-    calls = []
-
-    def hiccups(q, k, v, causal):
-        calls.append(1)
-        if len(calls) == 2:  # after the one that may compile
-            Clock.ns += 200_000_000
-        return sdpa(q, k, v, causal)
-
-    run = measured(hiccups, longest_call_ms=100)
-    assert set(run.cases["status"]) == {"measured"}
 
 
 # Stale
@@ -589,12 +581,11 @@ def test_evidence_is_stale_once_the_kernel_changed(folder, data):
     assert changed_since.stale(run) == {}
 
 
-def stale(manifest: dict[str, Any], resources: pd.DataFrame) -> changed_since.Changes:
-    study = {"study": {"implementations": ["sdpa.auto", "kernel.best"]}}
-    return changed_since.stale(SimpleNamespace(manifest=manifest | study, resources=resources))
-
-
 def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(folder):
+    def stale(manifest: dict[str, Any], resources: pd.DataFrame) -> changed_since.Changes:
+        study = {"study": {"implementations": ["sdpa.auto", "kernel.best"]}}
+        return changed_since.stale(SimpleNamespace(manifest=manifest | study, resources=resources))
+
     shapes = Shape(2, 3, 200, 64), Shape(2, 3, 300, 64, values="rising 24")  # choices don't go by values
     (one,) = ladder.load()
     what = {"implementation": "kernel.best", "function": one.expression("float16", one.tiles[0], False)}
@@ -608,5 +599,4 @@ def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(fold
     same = manifest | {"kernels": tuning.hashes(["kernel.best"], "NVIDIA H200")}
     assert same["kernels"].keys() == {"kernel.best", "kernel.plain"}
     assert stale(same, rows) == {"kernel.best": {shapes[1]}}  # another rule chose
-    unnamed = manifest | {"kernels": {"kernel.best": "1"}}
-    assert stale(unnamed, rows) == {"kernel.best": None}
+    assert stale(manifest | {"kernels": {"kernel.best": "1"}}, rows) == {"kernel.best": None}

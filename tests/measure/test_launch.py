@@ -103,7 +103,7 @@ def mapped():
 
 
 def prepared(parameters, device=0) -> Launch:
-    return Launch(5, 6, 128, 1024, device, parameters, lambda error: Broken(error))
+    return Launch(5, 6, 128, 1024, device, parameters, Broken)
 
 
 @pytest.mark.parametrize("parameters", [mapped(), partial(Pointers, [ctypes.c_int(9)])], ids=["maps", "pointers"])
@@ -222,8 +222,7 @@ def split(driver, workspace_floats):
     driver.workspace_floats = workspace_floats
     scalars = [ctypes.c_int(9)]
     made = lambda: (Pointers(scalars, 6), Pointers(scalars, 3))  # noqa: E731
-    failed = lambda error: Broken(error)  # noqa: E731
-    return SplitLaunch(SPLITTING, 6, 128, 1024, 0, made, failed, 2, 8, 48, workspace_floats, 2)
+    return SplitLaunch(SPLITTING, 6, 128, 1024, 0, made, Broken, 2, 8, 48, workspace_floats, 2)
 
 
 def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
@@ -290,15 +289,12 @@ def encoded(monkeypatch):
     """What the driver is asked to encode: sizes, strides in bytes, and boxes."""
     asked = []
 
-    class Number(int):
-        pass
-
     class Enumeration:
         def __getattr__(self, name):
             return name
 
     def encode(dtype, rank, address, sizes, strides, box, steps, *rest):
-        asked.append((rank, address, tuple(map(int, sizes)), tuple(map(int, strides)), tuple(map(int, box))))
+        asked.append((rank, address, tuple(sizes), tuple(strides), tuple(box)))
         return SUCCESS, SimpleNamespace(getPtr=lambda: ctypes.addressof(memory))
 
     memory = ctypes.create_string_buffer(maps.BYTES)
@@ -306,8 +302,8 @@ def encoded(monkeypatch):
     driver = SimpleNamespace(
         **{f"CUtensorMap{name}": Enumeration() for name in names},
         CUresult=SimpleNamespace(CUDA_SUCCESS=SUCCESS),
-        cuuint64_t=Number,
-        cuuint32_t=Number,
+        cuuint64_t=int,
+        cuuint32_t=int,
         cuTensorMapEncodeTiled=encode,
     )
     monkeypatch.setattr(maps, "driver", lambda: driver)

@@ -245,9 +245,8 @@ class Rung(Recorded):
         compiled for the device's own.
         """
         own = "{}{}".format(*capability)
-        for letter in ("a", "f"):
-            if f"sm_{own}{letter}" in self.architectures:
-                return f"sm_{own}{letter}"
+        if lettered := [f"sm_{own}{letter}" for letter in "af" if f"sm_{own}{letter}" in self.architectures]:
+            return lettered[0]
         plain = [int(name[3:]) for name in self.architectures if name[-1].isdigit()]
         return f"sm_{own}" if any(number <= int(own) for number in plain) else None
 
@@ -271,10 +270,9 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
         UserError: ladder.toml is not valid; the message names the rung and what to change.
     """
     folder = folder or paths.kernels()
-    path = folder / "ladder.toml"
+    path, where = folder / "ladder.toml", paths.shown(folder / "ladder.toml")
     if not path.is_file():
         return ()
-    where = paths.shown(path)
     try:
         stated = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -282,20 +280,19 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
     entries = stated.pop("rungs", [])
     if stated or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{where} holds rungs alone: each begins with [[rungs]], in double brackets")
-    rungs: list[Rung] = []
+    rungs: dict[str, Rung] = {}
     launches: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
-        name = entry.get("name")
         try:
             if like := entry.get("launched_like"):
                 entry = launches[_earlier("launched_like", like, launches)] | entry
             rung = validated(Rung, entry)
-            _require_place(rung, list(launches), folder)
+            _require_place(rung, launches, folder)
         except UserError as error:
-            raise UserError(f"{where}: rung {name or number!r}: {error}") from None
-        rungs.append(rung)
+            raise UserError(f"{where}: rung {entry.get('name') or number!r}: {error}") from None
+        rungs[rung.name] = rung
         launches[rung.name] = {field: entry[field] for field in LAUNCH if field in entry}
-    return tuple(rungs)
+    return tuple(rungs.values())
 
 
 def drawn() -> tuple[Rung, ...]:
@@ -310,11 +307,7 @@ def among(names: Iterable[str]) -> list[Rung]:
 
 
 def rung(name: str) -> Rung:
-    """The rung whose implementation is called `name`.
-
-    Raises:
-        UserError: the ladder has no such rung.
-    """
+    """The rung whose implementation is called `name`; UserError if the ladder has none."""
     rungs = {rung.implementation: rung for rung in load()}
     if name not in rungs:
         raise UserError(f"the ladder has no rung for {name!r}{suggestion(name, rungs)}")
@@ -334,11 +327,8 @@ def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
 
 
 def texts(rung: Rung) -> dict[str, str]:
-    """The source of a rung by its file's name, and the headers beside it that it includes, directly or through others.
-
-    Raises:
-        UserError: one of them is not a text file.
-    """
+    """The source of a rung by its file's name, and the headers beside it that it includes, directly or through others;
+    UserError if one of them is not a text file."""
     found = {rung.source: rung.text} if rung.text else {}
     waiting = _INCLUDE.findall(rung.text) if rung.text else [rung.source]
     for name in waiting:  # which grows meanwhile
@@ -363,7 +353,7 @@ def code(source: str) -> str:
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def _require_place(rung: Rung, earlier: list[str], folder: Path) -> None:
+def _require_place(rung: Rung, earlier: Collection[str], folder: Path) -> None:
     """Raise UserError unless a rung has a new name, a source, and comes after the rung that it names."""
     if rung.implementation == BEST:
         raise UserError(f"`{BEST}` is what `make tune` chose: choose another name")
@@ -380,6 +370,5 @@ def _earlier(field: str, name: Any, earlier: Collection[str]) -> str:
     """The name that a field states, if an earlier rung has it."""
     if name in earlier:
         return str(name)
-    known = ", ".join(earlier) or "none"
-    near = suggestion(str(name), earlier)
+    known, near = ", ".join(earlier) or "none", suggestion(str(name), earlier)
     raise UserError(f"{field}: no earlier rung is called {name!r}; earlier are {known}{near}")

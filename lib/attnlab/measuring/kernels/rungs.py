@@ -227,7 +227,8 @@ class Kernel(Launcher):
         held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if merge else ()
         if rung.paired:  # a pair is a cluster, and nothing else is
             held = ((1, dict(held)[PAIR]),)
-        return _Compiled(tile, dtype, function, expression, architecture, ctas_per_sm, *merge, held=held)
+        merging = merge[0] if merge else None
+        return _Compiled(tile, dtype, function, expression, architecture, ctas_per_sm, merging, held)
 
 
 def functions(source: str, names: Sequence[str], architecture: str, explain: Callable[[str], str]) -> list[Any]:
@@ -379,23 +380,23 @@ def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
     if refused := (_unlike_views if rung.strided else _unlike_plain)(q, k, v, causal, scale):
         raise Unsupported(f"{rung.name} {refused}")
-    kv_len, head_dim = k.shape[2:]
-    rows = q.shape[2] * q.shape[1] // (k.shape[1] or 1)
-    tiles = rung.tiles_for(head_dim, kv_len, causal, rows)
-    if not tiles:
+    (_, heads, queries, _), (_, kv_heads, kv_len, head_dim) = q.shape, k.shape
+    rows = queries * heads // (kv_heads or 1)
+    tile = next(iter(rung.tiles_for(head_dim, kv_len, causal, rows)), None)
+    if tile is None:
         mask = ladder.MASKS[causal]
         raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
-    if not rung.serves_queries(q.shape[2]):
-        raise Unsupported(f"{rung.name} serves at most {rung.most_queries} queries of a head, not {q.shape[2]}")
-    if not q.numel():
-        raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
-    tile = tiles[0]
-    if not rung.serves_rows(tile, rows):
-        raise Unsupported(
-            f"{rung.name} serves heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"
-        )
-    if limit := maps.limit(q, tile.rows, packed=rung.strided and not rung.splits_keys):
-        raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
+    served = ""
+    if not rung.serves_queries(queries):
+        served = f"at most {rung.most_queries} queries of a head, not {queries}"
+    elif not q.numel():
+        served = f"no queries of {tuple(q.shape)}"
+    elif not rung.serves_rows(tile, rows):
+        served = f"heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"
+    elif limit := maps.limit(q, tile.rows, packed=rung.strided and not rung.splits_keys):
+        served = f"{limit}, which queries of {tuple(q.shape)} exceed"
+    if served:
+        raise Unsupported(f"{rung.name} serves {served}")
     return tile
 
 
@@ -446,5 +447,4 @@ def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:
 
 
 def _entry(rung: Rung, tile: Tile) -> str:
-    ladder_file = paths.shown(paths.kernels() / "ladder.toml")
-    return f"{ladder_file}, rung {rung.name!r}, {tile.title}"
+    return f"{paths.shown(paths.kernels() / 'ladder.toml')}, rung {rung.name!r}, {tile.title}"

@@ -32,9 +32,9 @@ from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study import ladder, tuning
-from attnlab.study.ladder import Rung, Tile
+from attnlab.study.ladder import Rung
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Place, TileChoice, Tuning
+from attnlab.study.tuning import TileChoice, Tuning
 
 ROUNDS = 9
 VALUES = ("normal", "sd 6", "rising 24")
@@ -110,15 +110,22 @@ class Finalists:
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
         right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
-        latencies_us = _slowest(shape, _captured(right), windows, self.device)
+        pool: Any = torch.cuda.graph_pool_handle()
+        for subject in right:
+            subject.attempt(partial(cuda_events.capture, subject.case, pool))
+        latencies_us = _slowest(shape, alive(right), windows, self.device)
         for subject in subjects:
             if subject.status in (FAILED, OUT_OF_MEMORY):
                 self.out.add((subject.implementation.name, shape.head_dim))
                 say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
         most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
         kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
-        place = tuning.place(shape, self.multiprocessors)
-        found = [_choice(place, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
+        place = tuning.place(shape, self.multiprocessors)._asdict()
+        found = [
+            TileChoice(**place, rung=rung.name, tile=tile.name, latency_us=kept_us[one.name])
+            for rung, tile, one in there
+            if one.name in kept_us
+        ]
         return sorted(found, key=lambda choice: choice.latency_us)
 
 
@@ -167,10 +174,7 @@ def _held(finalists: Finalists, name: str) -> dict[Shape, list[TileChoice]]:
     if before.torch != torch.__version__:
         return {}
     changed = {name for name, _ in ladder.hashes(finalists.rungs).items() - before.sources.items()}
-    at: dict[Place, list[TileChoice]] = {}
-    for choice in before.choices:
-        at.setdefault(choice.place, []).append(choice)
-    found = {shape: at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
+    found = {shape: before.at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
     able = {shape: {rung.implementation for rung in finalists.able(shape)} for shape in SHAPES}
     return {shape: choices for shape, choices in found.items() if choices and not changed & able[shape]}
 
@@ -199,10 +203,6 @@ def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Itera
         yield [choice for one in SHAPES for choice in held.get(one, [])]
 
 
-def _choice(place: Place, rung: Rung, tile: Tile, latency_us: float) -> TileChoice:
-    return TileChoice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us)
-
-
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
     """The tiles that pass the gate, without those that are far slower than the fastest of them by a few calls."""
     rough_us: dict[str, float] = {}
@@ -221,13 +221,6 @@ def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Su
             right.append(subject)
             most_us = TOO_SLOW * rough_us[right[0].implementation.name]
     return right
-
-
-def _captured(subjects: list[Subject]) -> list[Subject]:
-    pool: Any = torch.cuda.graph_pool_handle()
-    for subject in subjects:
-        subject.attempt(partial(cuda_events.capture, subject.case, pool))
-    return alive(subjects)
 
 
 def _slowest(shape: Shape, subjects: list[Subject], windows: Windows, device: torch.device) -> dict[str, float]:

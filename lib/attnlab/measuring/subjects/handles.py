@@ -122,16 +122,16 @@ class SourceKernel:
         _require_gpu(self.name)
         if q.ndim != 4 or not q.shape == k.shape == v.shape:
             raise Unsupported(f"{self.name} takes as many heads and keys of K and V as of Q")
-        shape = Shape(*q.shape, causal, str(q.dtype).removeprefix("torch."))
+        batch, heads, seq_len, head_dim = q.shape
+        shape = Shape(batch, heads, seq_len, head_dim, causal, str(q.dtype).removeprefix("torch."))
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         output = torch.empty_like(q)
-        given = [np.uint64(tensor.data_ptr()) for tensor in (q, k, v, output)]
-        given += [np.int32(shape.batch * shape.heads), np.int32(shape.seq_len)]
-        given += [np.float32(scale or shape.head_dim**-0.5)]
+        addresses = [np.uint64(tensor.data_ptr()) for tensor in (q, k, v, output)]
+        given = (*addresses, np.int32(batch * heads), np.int32(seq_len), np.float32(scale or head_dim**-0.5))
         with torch.cuda.device(q.device):
             launch, stream = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
             with stream(torch.cuda.current_stream().cuda_stream):
-                launch(self._grid(shape), (self.threads,), tuple(given), shared_mem=self.shared_bytes)
+                launch(self._grid(shape), (self.threads,), given, shared_mem=self.shared_bytes)
         return output
 
     def edited(self, old: str, new: str) -> "SourceKernel":
