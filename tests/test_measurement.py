@@ -124,6 +124,8 @@ def test_a_kernel_of_the_ladder_is_compiled_with_other_arguments_and_another_tex
     assert (usual.threads, other.threads, other.ctas) == (128, 64, 2 * usual.ctas)
     edited = fast.edited("#pragma unroll", "#pragma unroll 1")
     assert edited.source.count("#pragma unroll 1") == fast.source.count("#pragma unroll")
+    assert "for 64 threads: state other" in told(lambda: kernel("pipelined", template={"warps": 2}).resources(TARGET))
+    assert "unknown field 'row'" in told(lambda: kernel("pipelined", sizes={"row": 1}))
     assert "has no template argument 'warp'" in told(lambda: kernel("pipelined", template={"warp": 2}))
     assert "the source holds no 'xyzzy'" in told(lambda: fast.edited("xyzzy", ""))
     assert "does not compile" in told(lambda: fast.edited("__global__", "__glbal__").resources(TARGET))

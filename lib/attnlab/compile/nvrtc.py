@@ -114,7 +114,7 @@ def compiled(text: str, name: str, architecture: str, expressions: list[str]) ->
     """What NVRTC and ptxas say of a program, and its instances; None in their place if it doesn't compile.
 
     Args:
-        name: what messages call the program's file.
+        name: the file that messages name.
         expressions: the names of instances of templates; with none, those are found that C++ doesn't mangle.
 
     Raises:

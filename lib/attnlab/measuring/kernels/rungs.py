@@ -50,12 +50,7 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device, for a tile and a dtype of O.
-
-    Attributes:
-        merge: if it splits keys, the kernel that merges its results.
-        held: if it splits keys, the CTAs that the device holds at once.
-    """
+    """One instance of a kernel on a device, for a tile and a dtype of O; with split keys, what merges and is held."""
 
     tile: Tile
     dtype: str
@@ -234,12 +229,9 @@ class Kernel(Launcher):
 def functions(source: str, names: Sequence[str], architecture: str, explain: Callable[[str], str]) -> list[Any]:
     """Kernels of a source on the current device, each by its name or the name of a template's instance.
 
-    Args:
-        explain: why it doesn't compile, from the compiler's log.
-
     Raises:
         Unsupported: CuPy is not installed.
-        Broken: the source doesn't compile, or has no such kernel.
+        Broken: the source doesn't compile; `explain` makes the message of the compiler's log.
     """
     try:
         import cupy
@@ -272,9 +264,8 @@ def kernel(rung: Rung, tile: Tile) -> Kernel:
 
 def named(name: str, kernel: Kernel) -> Implementation:
     """A kernel as the implementation of this name."""
-    return Implementation(
-        name, kernel, resources=kernel.resources, differentiable=False, repeats=kernel.rung.reproducible
-    )
+    repeats = kernel.rung.reproducible
+    return Implementation(name, kernel, resources=kernel.resources, differentiable=False, repeats=repeats)
 
 
 def of(rung: Rung) -> Kernel:

@@ -144,13 +144,12 @@ def tune() -> Path:
         raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")
     environment.lock()
     device, name, path = torch.device("cuda"), torch.cuda.get_device_name(), None
-    multiprocessors = devices.describe(device)["multiprocessors"]
-    finalists = Finalists(ladder.drawn(), device, multiprocessors)
+    finalists = Finalists(ladder.drawn(), device, devices.describe(device)["multiprocessors"])
     try:
         for choices in _choices(finalists, _held(finalists, name)):
             made = Tuning(
                 device=name,
-                multiprocessors=multiprocessors,
+                multiprocessors=finalists.multiprocessors,
                 torch=torch.__version__,
                 command="make tune",
                 clock=WARM.words,
@@ -175,8 +174,8 @@ def _held(finalists: Finalists, name: str) -> dict[Shape, list[TileChoice]]:
         return {}
     changed = {name for name, _ in ladder.hashes(finalists.rungs).items() - before.sources.items()}
     found = {shape: before.at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
-    able = {shape: {rung.implementation for rung in finalists.able(shape)} for shape in SHAPES}
-    return {shape: choices for shape, choices in found.items() if choices and not changed & able[shape]}
+    same = (shape for shape in SHAPES if changed.isdisjoint(rung.implementation for rung in finalists.able(shape)))
+    return {shape: found[shape] for shape in same if found[shape]}
 
 
 def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Iterator[list[TileChoice]]:
@@ -187,20 +186,19 @@ def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Itera
     for number, shape in enumerate(SHAPES, 1):
         if shape in held:
             continue
+        said = "nothing serves it"
         try:
-            fastest = finalists.fastest(shape)
+            held[shape] = finalists.fastest(shape)
         except torch.OutOfMemoryError:
-            say(f"{number} of {len(SHAPES)}, {shape}: the device's memory doesn't hold it")
-            continue
+            said = "the device's memory doesn't hold it"
         finally:
             devices.release(finalists.device)
-        if not fastest:
-            say(f"{number} of {len(SHAPES)}, {shape}: nothing serves it")
-            continue
-        rung, tile = fastest[0].instance(finalists.rungs)
-        say(f"{number} of {len(SHAPES)}, {shape}: {rungs.pinned(rung, tile).name}, {fastest[0].latency_us:.4g} us")
-        held[shape] = fastest
-        yield [choice for one in SHAPES for choice in held.get(one, [])]
+        if fastest := held.get(shape):
+            called = rungs.pinned(*fastest[0].instance(finalists.rungs)).name
+            said = f"{called}, {fastest[0].latency_us:.4g} us"
+        say(f"{number} of {len(SHAPES)}, {shape}: {said}")
+        if fastest:
+            yield [choice for one in SHAPES for choice in held.get(one, [])]
 
 
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:

@@ -139,11 +139,7 @@ class SourceKernel:
         return replace(self, source=_edited(self.source, old, new))
 
     def resources(self, shape: Shape) -> pd.DataFrame:
-        """What the compiler says of it, in one row: `Instance.needs`.
-
-        Raises:
-            UserError: it doesn't compile, has no such function, or NVRTC is not installed.
-        """
+        """What the compiler says of it, in one row: `Instance.needs`; raises as `LadderKernel.resources` does."""
         expression = self._expression(shape)
         log, found = nvrtc.compiled(self.source, self.name, _architecture(), [expression] * ("<" in expression))
         if found is None:
@@ -169,10 +165,7 @@ class SourceKernel:
 
 
 def sdpa(backend: str = "auto") -> NamedAttention:
-    """PyTorch's scaled_dot_product_attention by one of its backends: auto, flash, cudnn, efficient or math.
-
-    Raises UserError: there is no such backend.
-    """
+    """PyTorch's SDPA by one of its backends: auto, flash, cudnn, efficient or math; UserError if by none of these."""
     return NamedAttention(implementations.require(f"sdpa.{backend}", implementations.SDPA))
 
 
