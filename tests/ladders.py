@@ -68,7 +68,7 @@ def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
     return folder
 
 
-def choice(tile: str, **changes: Any) -> TileChoice:
+def choice(tile: str = "long", **changes: Any) -> TileChoice:
     """A choice of the rung `plain` as it is now, with some fields replaced."""
     stated = {"heads": 8, "seq_len": 512, "head_dim": 64, "causal": False, "rung": "plain", "latency_us": 2.5}
     return TileChoice(**stated | {"tile": tile} | changes)

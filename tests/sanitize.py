@@ -77,9 +77,8 @@ def clean(tool: str, rung: Rung, kernels: Path) -> bool:
     options = ["--report-api-errors", "no", "--error-exitcode", "1", "--print-limit", "20"]
     command = ["compute-sanitizer", "--tool", tool, *options, sys.executable, __file__, rung.implementation]
     print(f"{tool}, {rung.implementation}", flush=True)
-    process = subprocess.Popen(
-        command, env=os.environ | UNCACHED | {"ATTNLAB_KERNELS": os.fspath(kernels)}, start_new_session=True
-    )
+    env = os.environ | UNCACHED | {"ATTNLAB_KERNELS": os.fspath(kernels)}
+    process = subprocess.Popen(command, env=env, start_new_session=True)
     try:
         return process.wait(LIMIT_S) == 0
     except subprocess.TimeoutExpired:

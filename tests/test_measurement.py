@@ -118,11 +118,14 @@ def test_a_kernel_of_the_ladder_is_compiled_with_other_arguments_and_another_tex
     fast = kernel("pipelined")
     assert fast.name == "kernel.pipelined"
     (usual,) = fast.resources(TARGET).query("architecture == 'sm_80'").itertuples()
-    small = kernel("pipelined", template={"warps": 2})
+    with_two = {"template": {"warps": 2}, "sizes": {"rows": 64, "threads": 64, "shared_bytes": 40960}}
+    small = kernel("pipelined", **with_two)
     (other,) = small.resources(TARGET).query("architecture == 'sm_80'").itertuples()
     assert (usual.threads, other.threads, other.ctas) == (128, 64, 2 * usual.ctas)
     edited = fast.edited("#pragma unroll", "#pragma unroll 1")
     assert edited.source.count("#pragma unroll 1") == fast.source.count("#pragma unroll")
+    assert "for 64 threads: state other" in told(lambda: kernel("pipelined", template={"warps": 2}).resources(TARGET))
+    assert "unknown field 'row'" in told(lambda: kernel("pipelined", sizes={"row": 1}))
     assert "has no template argument 'warp'" in told(lambda: kernel("pipelined", template={"warp": 2}))
     assert "the source holds no 'xyzzy'" in told(lambda: fast.edited("xyzzy", ""))
     assert "does not compile" in told(lambda: fast.edited("__global__", "__glbal__").resources(TARGET))
@@ -153,7 +156,7 @@ def test_a_kernel_that_is_called_without_a_gpu_says_so():
 
 @pytest.mark.gpu
 def test_kernels_of_a_cell_pass_and_are_timed_on_a_gpu(cell, data):
-    small = kernel("pipelined", template={"warps": 2})
+    small = kernel("pipelined", template={"warps": 2}, sizes={"rows": 64, "threads": 64, "shared_bytes": 40960})
     assert check(small, sweep(batch=1, heads=2, seq_len=[63, 512], head_dim=64, causal=[False, True])).passed.all()
     wrong = kernel(
         "mine", PLAIN, function="plain", grid=lambda shape: shape.batch * shape.heads * shape.seq_len, threads=64

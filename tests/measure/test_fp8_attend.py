@@ -113,7 +113,7 @@ def test_zeros_and_the_least_scales_give_zeros():
 
 def test_it_is_a_rung_that_nothing_tunes():
     rung = ladder.rung("kernel.fp8")
-    assert rung.arguments == ladder.SCALED
+    assert rung.scaled
     assert rung not in ladder.drawn()
     assert set(implementations.FP8) < set(implementations.known())
     assert tuning.hashes(implementations.FP8, "any") == dict.fromkeys(
@@ -148,7 +148,7 @@ def test_scales_are_as_the_kernel_declares_them():
     assert [name for names in declared for name in names.split(", ")] == ["batch", "head"]
     assert "const float* at;" in body
     assert "struct AllScales { Scales q, k, v, o; };" in source
-    assert check.PASSED[ladder.SCALED][4:] == (ctypes.sizeof(Problem), ctypes.sizeof(AllScales))
+    assert check.PASSED["tensor maps", "scaled problem"][4:] == (ctypes.sizeof(Problem), ctypes.sizeof(AllScales))
 
 
 @pytest.mark.parametrize("tile", ladder.rung("kernel.fp8").tiles, ids=lambda tile: tile.title)

@@ -4,19 +4,17 @@ import random
 
 import pytest
 import torch
+from on_gpu import GPU, drawn, require_passed, served, while_copying
 
 import attnlab
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.kernels import problem, rungs
-from attnlab.measuring.subjects import inputs
-from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
-GPU = torch.device("cuda")
 # Batch, heads, kv_heads and keys: of models, with one split, one cluster or many, one head of K and V, and odd numbers.
 SIZES = [(1, 32, 8, 1024), (1, 32, 8, 8192), (8, 32, 8, 1023), (4, 12, 12, 4096), (8, 32, 1, 8192), (3, 21, 3, 777)]
 MODEL = Shape(4, 32, 4, 128, True, "bfloat16", kv_heads=8, kv_len=3000)
@@ -24,21 +22,12 @@ MODEL = Shape(4, 32, 4, 128, True, "bfloat16", kv_heads=8, kv_len=3000)
 
 @pytest.fixture
 def few():
-    kernel = rungs.of(ladder.rung("kernel.few"))
-    try:
-        kernel(*drawn(MODEL), True)
-    except Unsupported as error:
-        pytest.skip(str(error))
-    return kernel
+    return served(rungs.of(ladder.rung("kernel.few")), MODEL)
 
 
 @pytest.fixture
 def pairs(few):
     return rungs.of(ladder.rung("kernel.pairs"))
-
-
-def drawn(shape: Shape, seed: int = 0) -> inputs.Inputs:
-    return inputs.draw(shape, seed, GPU)
 
 
 @pytest.mark.parametrize("axes", [(64, False, "float16"), (128, True, "bfloat16")], ids=str)
@@ -47,9 +36,7 @@ def drawn(shape: Shape, seed: int = 0) -> inputs.Inputs:
 def test_it_passes_the_gate_at_shapes_of_decoding(few, sizes, queries, axes):
     batch, heads, kv_heads, kv_len = sizes
     shape = Shape(batch, heads, queries, *axes, kv_heads=kv_heads, kv_len=kv_len)
-    given = drawn(shape, queries)
-    check = Gate(given, shape.causal).examine(lambda: few(*given, shape.causal))
-    assert check.passed, check.reason
+    require_passed(few, drawn(shape, queries), shape.causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -63,9 +50,7 @@ def test_chunks_that_do_not_fill_the_device_pass_the_gate_on_values_that_rise(fe
     batch, heads, kv_heads, queries, kv_len, head_dim = sizes
     shape = Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=kv_len)
     for values in ("normal", "sd 6", "rising 24"):
-        given = drawn(shape.resized(values=values))
-        check = Gate(given, causal).examine(lambda: few(*given, causal))  # noqa: B023
-        assert check.passed, f"{values}: {check.reason}"
+        require_passed(few, drawn(shape.resized(values=values)), causal, at=values)
 
 
 @pytest.mark.parametrize("split", [(1, 2), (1, 4), (1, 8), (1, 16), (3, 4)], ids=str)
@@ -77,8 +62,7 @@ def test_clusters_of_each_size_merge_their_results(few, monkeypatch, queries, sp
         pytest.skip("such a cluster finds no place on this device")
     lengths = [1700, 3000, 5, 0]
     output = kernel(*given, True, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
-    for sequence, length in enumerate(lengths):
-        require_right(output[sequence], given, sequence, length, True, f"{queries} queries, {split}")
+    require_right(output, given, lengths, True, f"{queries} queries, {split}")
 
 
 @pytest.mark.parametrize("split", [(1, 1), (3, 1), (12, 1)], ids=str)
@@ -101,20 +85,11 @@ def test_what_pairs_load_together_gives_the_bits_of_what_each_loads_alone(
     together, alone = rungs.Kernel(pairs.rung), rungs.Kernel(few.rung.model_copy(update={"tiles": rows_128}))
     output = together(*given, causal, None, stated)
     assert torch.equal(output, alone(*given, causal, None, stated))
-    for sequence, length in enumerate(lengths):
-        require_right(output[sequence], given, sequence, length, causal, f"{shape}, {split}")
+    require_right(output, given, lengths, causal, f"{shape}, {split}")
 
 
 def test_pairs_serve_two_tiles_of_which_one_is_nearly_empty(pairs):
-    given = drawn(MODEL.resized(seq_len=33))  # 132 rows
-    check = Gate(given, True).examine(lambda: pairs(*given, True))
-    assert check.passed, check.reason
-
-
-@pytest.mark.parametrize("queries", [32, 96, 193])
-def test_pairs_refuse_an_odd_number_of_tiles(pairs, queries):
-    with pytest.raises(Unsupported, match=f"even number of tiles of 128 queries, not {4 * queries}"):
-        pairs(*drawn(MODEL.resized(seq_len=queries)), True)
+    require_passed(pairs, drawn(MODEL.resized(seq_len=33)), True)  # 132 rows
 
 
 def test_random_shapes_and_lengths_of_sequences(few):
@@ -130,20 +105,21 @@ def test_random_shapes_and_lengths_of_sequences(few):
         given = drawn(shape, number)
         lengths = [chance.choice((0, 1, kv_len, kv_len + 9, chance.randint(0, kv_len))) for _ in range(batch)]
         output = few(*given, causal, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
-        for sequence, length in enumerate(lengths):
-            require_right(output[sequence], given, sequence, min(length, kv_len), causal, f"{shape}, {lengths}")
+        require_right(output, given, lengths, causal, f"{shape}, {lengths}")
 
 
-def require_right(output, given, sequence, length, causal, words):
-    """Compare a sequence with the oracle on its keys; queries that see none have to be zero."""
-    q, k, v = (tensor[sequence : sequence + 1] for tensor in given)
-    seeing = (min(q.shape[2], length) if causal else q.shape[2]) if length else 0
-    blind = q.shape[2] - seeing
-    assert not output[:, :blind].any(), words
-    if seeing:
-        alone = (q[:, :, blind:], k[:, :, :length], v[:, :, :length])
-        check = Gate(alone, causal).check(output[None, :, blind:].clone())
-        assert check.passed, f"{words}, sequence {sequence}: {check.reason}"
+def require_right(outputs, given, lengths, causal, words):
+    """Compare each sequence with the oracle on its keys; queries that see none have to be zero."""
+    for sequence, (output, stated) in enumerate(zip(outputs, lengths, strict=True)):
+        q, k, v = (tensor[sequence : sequence + 1] for tensor in given)
+        length = min(stated, k.shape[2])
+        seeing = (min(q.shape[2], length) if causal else q.shape[2]) if length else 0
+        blind = q.shape[2] - seeing
+        assert not output[:, :blind].any(), words
+        if seeing:
+            alone = (q[:, :, blind:], k[:, :, :length], v[:, :, :length])
+            check = Gate(alone, causal).check(output[None, :, blind:].clone())
+            assert check.passed, f"{words}, sequence {sequence}: {check.reason}"
 
 
 @pytest.mark.parametrize("seq_len", [4, 100, 2500])
@@ -154,8 +130,7 @@ def test_attend_takes_lengths_whatever_lies_behind_them_and_whether_the_kernel_s
         k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
     for dtype in (torch.int32, torch.int64):
         output = attnlab.attend(q, k, v, causal=True, kv_lens=torch.tensor(lengths, dtype=dtype, device=GPU))
-        for sequence, length in enumerate(lengths):
-            require_right(output[sequence], (q, k, v), sequence, length, True, str(shape))
+        require_right(output, (q, k, v), lengths, True, str(shape))
 
 
 def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):
@@ -176,17 +151,11 @@ def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):
 def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(request, name, queries, kv_len):
     """What is launched early must not read what is not written yet, nor may the next call write what it still reads."""
     given = drawn(MODEL.resized(batch=1, seq_len=queries, kv_len=kv_len))
-    source, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
-    copied, wrong = torch.empty_like(source), torch.zeros((), dtype=torch.int64, device=GPU)
+    wrong = torch.zeros((), dtype=torch.int64, device=GPU)
     other = [tensor.flip(0, 1) for tensor in given]
     kernel = request.getfixturevalue(name)
     right, of_other = kernel(*given, True), kernel(*other, True)
-    for number in range(2000):
-        if number % 4 == 0:
-            with torch.cuda.stream(side):
-                copied.copy_(source)
-        if number % 64 == 0:
-            side.synchronize()
+    for _ in while_copying():
         wrong += (kernel(*other, True) != of_other).any() + (kernel(*given, True) != right).any()
     assert wrong.item() == 0
 
@@ -225,5 +194,4 @@ def test_a_graph_reads_the_lengths_that_the_tensor_holds_then(few):
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(output, few(*given, True, None, lengths))
-        for sequence, length in enumerate(stated):
-            require_right(output[sequence], given, sequence, length, True, str(stated))
+        require_right(output, given, stated, True, str(stated))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import Quickly, tiny_study
 from ladders import SOURCE, TILE, rung
+from on_gpu import GPU, drawn, require_passed, served, while_copying
 
 from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.gate.gate import Gate
@@ -29,7 +30,6 @@ from attnlab.study.values import NORMAL
 cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
-GPU = torch.device("cuda")
 RUNGS = [rung.implementation for rung in ladder.load() if not rung.scaled]
 LENGTHS = (1, 7, 63, 64, 65, 127, 128, 129, 300, 512, 576, 777, 1000)
 INSTANCES = [
@@ -39,20 +39,6 @@ INSTANCES = [
     if not one.scaled
     if ladder.MASKS[causal] in tile.masks
 ]
-
-
-def drawn(shape, seed=0):
-    return inputs.draw(shape, seed, GPU)
-
-
-def served(name, shape):
-    """The kernel called `name`, if it serves such a shape on this device; else the test is skipped."""
-    call = rungs.implementation(name).call
-    try:
-        call(*drawn(shape), shape.causal)
-    except Unsupported as error:
-        pytest.skip(str(error))
-    return call
 
 
 # The project's ladder
@@ -91,23 +77,16 @@ def _refused(implementation, shape, kind, seed):
 
 @pytest.mark.parametrize(("causal", "seq_len"), [(True, 300), (False, 640)])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("one", [one for one in ladder.load() if one.arguments == "views"], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [one for one in ladder.load() if one.parameters == "problem"], ids=lambda one: one.name)
 def test_every_tile_repeats_itself_while_copies_keep_the_memory_busy(one, head_dim, causal, seq_len):
     # At these lengths, consumers of a pipeline have less to do than others and skip tiles, which then come late.
     shape = Shape(32, 8, seq_len, head_dim, causal, "float16")
-    served(one.implementation, shape)
-    tensors = drawn(shape)
-    source, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
-    copied, wrong = torch.empty_like(source), torch.zeros((), dtype=torch.int64, device=GPU)
+    served(rungs.of(one), shape)
+    tensors, wrong = drawn(shape), torch.zeros((), dtype=torch.int64, device=GPU)
     for tile in one.tiles_for(head_dim, seq_len, causal):
-        call = rungs.pinned(one, tile).call
+        call = rungs.kernel(one, tile)
         right = call(*tensors, causal)
-        for number in range(2000):
-            if number % 4 == 0:
-                with torch.cuda.stream(side):
-                    copied.copy_(source)
-            if number % 64 == 0:
-                side.synchronize()
+        for _ in while_copying():
             wrong += (call(*tensors, causal) != right).any()
         assert wrong.item() == 0, tile.name
 
@@ -115,7 +94,7 @@ def test_every_tile_repeats_itself_while_copies_keep_the_memory_busy(one, head_d
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
     shape = Shape(2, 4, 256, 64)
-    served(name, shape)
+    served(rungs.implementation(name).call, shape)
     windows = inputs.Windows(shape, GPU, cuda_events.most_calls(shape))
     case = Case.of(rungs.implementation(name), windows, shape)
     cuda_events.capture(case, torch.cuda.graph_pool_handle())
@@ -132,7 +111,7 @@ def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_rung_runs_on_torchs_current_stream(name):
     shape = Shape(2, 4, 256, 64)
-    call = served(name, shape)
+    call = served(rungs.implementation(name).call, shape)
     tensors = drawn(shape)
     right = call(*tensors, False)
     torch.cuda.synchronize()
@@ -150,12 +129,11 @@ def test_every_rung_runs_on_torchs_current_stream(name):
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_what_a_rung_needs_is_what_the_device_says(name):
-    shape = Shape(32, 8, 512, 64)
-    served(name, shape)
-    one = ladder.rung(name)
+    shape, one = Shape(32, 8, 512, 64), ladder.rung(name)
+    kernel = served(rungs.of(one), shape)
     tile = one.tiles_for(64, 512, False, 512)[0]
     described = devices.describe(GPU)
-    needs = rungs.implementation(name).resources(*drawn(shape), False)
+    needs = kernel.resources(*drawn(shape), False)
     assert needs["function"].startswith(f"{one.function}<__half, 64, false")
     assert needs["architecture"] == one.architecture(torch.cuda.get_device_capability())
     assert 0 < needs["registers"] <= 255
@@ -178,8 +156,7 @@ def test_a_kernel_that_is_right_passes_the_gate(folder, seq_len, persistent):
     shape = Shape(3, 500, seq_len, 64, True, "bfloat16")
     tensors = drawn(shape)
     kernel = rungs.implementation("kernel.plain")
-    check = Gate(tensors, True).examine(lambda: kernel.call(*tensors, True))
-    assert check.passed, check.reason
+    require_passed(kernel.call, tensors, True)
     needs = kernel.resources(*tensors, True)
     most = needs["ctas_per_sm"] * devices.describe(GPU)["multiprocessors"]
     items = 1500 * math.ceil(seq_len / 64)
@@ -316,8 +293,7 @@ def two(folder):
 def ran(implementation, shape) -> str:
     """The instance that runs at a shape, after its output has passed the gate."""
     tensors = drawn(shape)
-    check = Gate(tensors, shape.causal).examine(lambda: implementation.call(*tensors, shape.causal))
-    assert check.passed, check.reason
+    require_passed(implementation.call, tensors, shape.causal)
     return implementation.resources(*tensors, shape.causal)["function"]
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from on_gpu import GPU, require_passed, served
 
 import attnlab
 from attnlab.measuring.gate.gate import Gate
@@ -21,8 +22,7 @@ from attnlab.study.shapes import Shape
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
-GPU = torch.device("cuda")
-VIEWS = [rung for rung in ladder.load() if rung.arguments in ladder.STRIDED and not rung.scaled]
+VIEWS = [rung for rung in ladder.load() if rung.strided and not rung.scaled]
 INSTANCES = [
     pytest.param((rung, tile), id=f"{rung.name}-{tile.name}-{tile.head_dim}") for rung in VIEWS for tile in rung.tiles
 ]
@@ -60,11 +60,7 @@ def test_every_instance_passes_the_gate_on_views(instance, dtype):
     kernel, tile = instance
     for shape in shapes_for(kernel.rung, tile):
         shape = shape.resized(dtype=dtype)
-        drawn = inputs.draw(shape, 1, GPU)
-        scale = shape.scale or None
-        gate = Gate(drawn, shape.causal, scale=scale)
-        check = gate.examine(lambda: kernel(*drawn, shape.causal, scale))  # noqa: B023
-        assert check.passed, f"{shape}: {check.reason}"
+        require_passed(kernel, inputs.draw(shape, 1, GPU), shape.causal, shape.scale or None, str(shape))
 
 
 def test_strides_and_shapes_drawn_at_random(instance):
@@ -100,12 +96,7 @@ PLAIN = Shape(2, 4, 300, 64)
 
 @pytest.fixture
 def kernel():
-    kernel = rungs.of(ladder.rung("kernel.bounded"))
-    try:
-        kernel(*inputs.draw(PLAIN, 0, GPU), False)
-    except Unsupported as error:
-        pytest.skip(str(error))
-    return kernel
+    return served(rungs.of(ladder.rung("kernel.bounded")), PLAIN)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,14 +1,12 @@
 """Kernels without a GPU: what NVRTC makes of them, how many fit a multiprocessor, what they refuse to serve."""
 
-import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from ctypes import sizeof
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,27 +61,28 @@ def command(capsys, monkeypatch) -> Callable[..., SimpleNamespace]:
 # Compiled
 
 
-def test_every_instance_is_compiled_for_every_architecture(folder, compiler):
-    ladders.write(folder, rung(TILE, TILE | {"head_dim": 32}, dtypes=["float16"]))
-    started = [sys.executable, "-m", "attnlab", "kernels"]
-    ended = subprocess.run(started, capture_output=True, text=True, timeout=120)
+BODY = SOURCE[SOURCE.index("    const int tiles") : SOURCE.rindex("}")]
+EMPTY = SOURCE.replace(BODY, "")  # compiles faster
+HALF_ALONE = {"dtypes": ["float16"], "architectures": ["sm_80"]}
+
+
+def test_every_instance_is_compiled_for_every_architecture(folder, compiler, command, monkeypatch):
+    monkeypatch.setattr(check, "ProcessPoolExecutor", ProcessPoolExecutor)
+    ladders.write(folder, rung(TILE, TILE | {"head_dim": 32}, dtypes=["float16"]), source=EMPTY)
+    ended = command()
     assert (ended.returncode, ended.stderr) == (0, "")
     heading, *lines, note = ended.stdout.splitlines()
-    assert heading.split()[:4] == ["rung", "compiled", "for", "D"]
-    assert {tuple(line.split()[:3]) for line in lines} == {
-        ("plain", architecture, head_dim) for architecture in ("sm_80", "sm_90a") for head_dim in ("64", "32")
-    }
-    assert all("full" in line or "causal" in line for line in lines)
-    assert all(line.endswith((" A100", " H200")) for line in lines)
-    assert note.endswith("CTAs at B=32 H=8 S=512")
+    assert heading.split()[:3] == ["rung", "architecture", "D"]
+    assert {tuple(line.split()[:3]) for line in lines} == set(product(["plain"], ["sm_80", "sm_90a"], ["64", "32"]))
+    assert all("full, causal" in line and line.endswith((" A100", " H200")) for line in lines)
+    assert note.endswith("ctas at B=32 H=8 S=512")
 
 
 def test_a_rung_is_compiled_alone(folder, compiler, command):
-    ladders.write(folder, rung(architectures=["sm_80"]), rung(name="other", architectures=["sm_80"]))
-    ended = command("--rung=other")
-    assert {line.split()[0] for line in ended.stdout.splitlines()[1:-1]} == {"other"}
-    ended = command("--rung=others")
-    assert ended.stderr == "attnlab: the ladder has no rung for 'kernel.others'; did you mean 'kernel.other'?\n"
+    ladders.write(folder, rung(**HALF_ALONE), rung(name="other", **HALF_ALONE), source=EMPTY)
+    assert {line.split()[0] for line in command("--rung=other").stdout.splitlines()[1:-1]} == {"other"}
+    said = "attnlab: the ladder has no rung for 'kernel.others'; did you mean 'kernel.other'?\n"
+    assert command("--rung=others").stderr == said
 
 
 STORAGE = {
@@ -97,44 +96,64 @@ STORAGE = {
 }
 
 
+@pytest.fixture
+def copied(compiler, tmp_path, monkeypatch):
+    """A copy of the project's kernels."""
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path / "kernels"))
+    return Path(shutil.copytree(paths.ROOT / "kernels", tmp_path / "kernels"))
+
+
 @pytest.mark.parametrize("name", STORAGE)
-def test_the_shared_memory_of_a_tile_is_what_the_kernel_declares(name, compiler, tmp_path, monkeypatch):
+def test_the_shared_memory_of_a_tile_is_what_the_kernel_declares(name, copied):
     one = ladder.rung(f"kernel.{name}")
-    folder = tmp_path / "kernels"
-    shutil.copytree(paths.kernels(), folder)
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
-    with open(folder / one.source, "a") as source:
+    with open(copied / one.source, "a") as source:
         for tile in one.tiles:
             storage = STORAGE[name].format(D=tile.head_dim, template=", ".join(map(str, tile.template.values())))
             source.write(f'static_assert(sizeof({storage}) == {tile.shared_bytes}, "{tile.title}");\n')
     assert not nvrtc.build(one, one.architectures[-1], []).error
 
 
-def test_what_splits_keys_is_launched_as_its_source_declares(compiler, tmp_path, monkeypatch):
-    few, pairs, folder = ladder.rung("kernel.few"), ladder.rung("kernel.pairs"), tmp_path / "kernels"
-    shutil.copytree(paths.kernels(), folder)
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
-    with open(folder / few.source, "a") as source:
+SHARED_BYTES = {  # of sources without a structure for them, by head_dim and template
+    "mma": lambda d: 2 * (3 * 64 * d + 64 * 64),
+    "swizzled": lambda d: 2 * 2 * 64 * d,
+    "pipelined": lambda d, warps, mtiles, keys, ctas: 2 * d * (16 * mtiles * warps + 4 * keys),
+    "few": lambda d, rows, warps, keys, stages, **_: 2 * d * (rows + 2 * stages * keys),
+    "pairs": lambda d, rows, warps, keys, stages: 2 * d * (rows + 2 * stages * keys),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_BYTES)
+def test_the_shared_memory_of_a_tile_follows_from_its_template(name):
+    for tile in ladder.rung(f"kernel.{name}").tiles:
+        assert tile.shared_bytes == SHARED_BYTES[name](tile.head_dim, **tile.template), tile.title
+
+
+def test_what_splits_keys_is_launched_as_its_source_declares(copied):
+    few = ladder.rung("kernel.few")
+    with open(copied / few.source, "a") as source:
         source.write(f'static_assert(sizeof(Packing) == {sizeof(Packing)}, "the problem");\n')
         source.write(f'static_assert(Partial<64>::SIZE == 64 + {rungs.PARTIAL_EXTRA}, "the workspace");\n')
     build = nvrtc.build(few, few.architectures[-1], [merge := few.merge_expression("float16", few.tiles[0])])
     assert not build.error
     assert build.instances[merge].most_threads == launch.MERGE_THREADS
     assert build.instances[merge].parameters == (8, 8, 8, sizeof(Packing))
-    assert check.PASSED[pairs.arguments] == (*check.PASSED[few.arguments], sizeof(Packing), maps.BYTES, maps.BYTES)
+    assert check.PASSED["tensor maps", "packing"] == (
+        *check.PASSED["pointers", "packing"],
+        sizeof(Packing),
+        maps.BYTES,
+        maps.BYTES,
+    )
 
 
 def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler, command):
     ladders.write(folder, source=SOURCE.replace("float score = 0.f;", "float score = nought;"))
     ended = command()
-    assert ended.returncode == 1
-    lines = ended.stderr.splitlines()
-    assert len(lines) == 1  # for both architectures
     line = SOURCE[: SOURCE.index("float score")].count("\n") + 1
-    assert lines[-1] == (
+    said = (
         f"attnlab: {folder}/plain.cu does not compile as plain<...> with -std=c++17 -arch=sm_80 -I{folder} "
         f'--ptxas-options=-v: {folder}/plain.cu({line}): error: identifier "nought" is undefined; likewise for sm_90a'
     )
+    assert (ended.returncode, ended.stderr) == (1, f"{said}\n")
 
 
 def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there_is_one(folder, compiler):
@@ -155,7 +174,8 @@ def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there
         (rung(function="plane", dtypes=["float16"]), "no kernel `plane` in plain.cu; did you mean 'plain'?"),
         (
             rung(arguments="tensor maps", dtypes=["float16"]),
-            'plain.cu: `plain` takes pointers, and the ladder says `arguments = "tensor maps"`',
+            "plain.cu: `plain` takes pointers and plain, and the ladder says "
+            '`arguments = "tensor maps"` and `parameters = "plain"`',
         ),
         (
             rung(TILE | {"threads": 96}, dtypes=["float16"]),
@@ -165,13 +185,13 @@ def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there
     ],
 )
 def test_an_entry_that_does_not_fit_its_kernel_is_told_once(folder, compiler, command, entry, said):
-    source = SOURCE.replace("__global__ void plain", "__global__ void __launch_bounds__(64) plain")
+    source = EMPTY.replace("__global__ void plain", "__global__ void __launch_bounds__(64) plain")
     ladders.write(folder, entry, source=source)
     assert command().stderr == f"attnlab: {said}\n"
 
 
 def test_what_has_not_changed_is_not_compiled_again(folder, compiler, command, monkeypatch):
-    ladders.write(folder, rung(dtypes=["float16"]))
+    ladders.write(folder, rung(dtypes=["float16"]), source=EMPTY)
     compiled, compile_ = [], nvrtc.build
 
     def build(rung, architecture, expressions):
@@ -189,20 +209,19 @@ def test_what_has_not_changed_is_not_compiled_again(folder, compiler, command, m
     assert len(compiled) == 6
 
 
-@pytest.mark.parametrize(("declared", "returned"), [(0, 1), (100_000, 0)])
-def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command, declared, returned):
+def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command):
     source = SOURCE.replace("__global__ void plain", "__global__ void __launch_bounds__(1024, 2) plain")
     source = source.replace("for (int d", '_Pragma("unroll") for (int d')
-    entry = rung(TILE | {"threads": 1024}, dtypes=["float16"], architectures=["sm_80"], spill_bytes=declared)
-    ladders.write(folder, entry, source=source)
+    tile = TILE | {"threads": 1024}
+    ladders.write(folder, rung(tile, **HALF_ALONE), source=source)
     ended = command()
-    assert ended.returncode == returned
-    if declared:
-        assert ended.stderr == ""
-    else:
-        *_, last = ended.stderr.splitlines()
-        assert last.startswith("attnlab: plain.cu for sm_80: plain<__half, 64, true> spills ")
-        assert last.endswith(" bytes, and the ladder declares 0 (`spill_bytes`)")
+    *_, last = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert last.startswith("attnlab: plain.cu for sm_80: plain<__half, 64, true> spills ")
+    assert last.endswith(" bytes, and the ladder declares 0 (`spill_bytes`)")
+    ladders.write(folder, rung(tile, **HALF_ALONE, spill_bytes=100_000), source=source)
+    ended = command()
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -213,8 +232,7 @@ def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command, de
     ],
 )
 def test_a_plan_that_would_hang_is_refused(compiler, plan, reason):
-    bounded = next(rung for rung in ladder.load() if rung.name == "bounded")
-    build = nvrtc.build(bounded, "sm_90a", [f"bounded<__half, 64, false, {plan}>"])
+    build = nvrtc.build(ladder.rung("kernel.bounded"), "sm_90a", [f"bounded<__half, 64, false, {plan}>"])
     assert reason in build.error
 
 
@@ -289,11 +307,6 @@ def test_ctas_on_one_multiprocessor(number, threads, registers, shared_bytes, ct
     assert occupancy.ctas_per_sm(occupancy.LIMITS[number], threads, registers, shared_bytes) == ctas
 
 
-def test_every_limit_has_a_gpu_to_count_waves_on():
-    assert set(occupancy.GPUS) == set(occupancy.LIMITS)
-    assert [occupancy.number(name) for name in ("sm_80", "sm_90a", "sm_100f")] == ["80", "90", "100"]
-
-
 # Called, as far as that goes without a GPU
 
 
@@ -322,64 +335,59 @@ def h200(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
 
 
-@pytest.mark.parametrize(
-    ("q", "k", "v", "reason"),
-    [
-        (Q, on_gpu(2, 1, 8, 64), Q, r"of one shape .*, not \(2, 3, 8, 64\), \(2, 1, 8, 64\) and \(2, 3, 8, 64\)"),
-        (Q, Q, on_gpu(2, 3, 9, 64), r"of one shape"),
-        (Q[0], Q[0], Q[0], r"of one shape"),
-        (Q.float(), Q.float(), Q.float(), "serves float16 and bfloat16, not float32"),
-        (Q, Q.bfloat16(), Q, "serves float16 and bfloat16, not float16, bfloat16"),
-        (Q.transpose(1, 2), Q.transpose(1, 2), Q.transpose(1, 2), "takes contiguous Q, K and V"),
-        (*[on_gpu(2, 3, 8, 128)] * 3, "has no tile for 8 keys of head_dim 128 and the mask full"),
-        (*[on_gpu(1, 1, 101, 64)] * 3, "has no tile for 101 keys of head_dim 64 and the mask full"),
-    ],
-)
-def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, reason):
-    ladders.write(folder, rung(TILE | {"longest": 100}))
-    said = told(lambda: rungs.implementation("kernel.plain").call(q, k, v, False), Unsupported)
-    assert re.match(f"plain .*{reason}", said)
+PLAIN, VIEWS = {}, {"arguments": "tensor maps", "parameters": "problem"}
+SPLIT = {"parameters": "packing", "merge": "merge", "most_queries": 8}
+FULL, CAUSAL, MANY, ONE = (False,), (True,), on_gpu(1, 8, 64, 64), on_gpu(2, 1, 8, 64)
 
 
 @pytest.mark.parametrize(
-    ("q", "k", "v", "causal", "scale", "reason"),
+    ("entry", "q", "k", "v", "rest", "reason"),
     [
-        (Q[0], Q[0], Q[0], False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
-        (Q, Q, on_gpu(2, 3, 9, 64), False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
-        (Q, Q[:1], Q[:1], False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
-        (Q, Q[:, :2], Q[:, :2], False, None, "takes as many heads of K and V as divide those of Q"),
-        (Q, Q[:, :0], Q[:, :0], False, None, "takes as many heads of K and V as divide those of Q"),
-        (Q[:, :, :0], Q, Q, False, None, "serves no queries of (2, 3, 0, 64)"),
-        (Q, Q[:, :, :7], Q[:, :, :7], True, None, "takes no more queries than keys under the causal mask, not 8 and 7"),
-        (Q, Q, Q, False, 0.0, "takes a scale above 0, not 0"),
-        (Q, Q, Q, False, float("nan"), "takes a scale above 0, not nan"),
-        (Q, Q, Q, False, 1e30, "takes a scale from 1e-30 to 1000, not 1e+30"),
-        (on_gpu(2, 3, 64, 8).transpose(2, 3), Q, Q, False, None, "can't take Q: it has a stride of 8 between"),
-        (Q, on_gpu(2, 1, 8, 64).expand(2, 3, 8, 64), Q, False, None, "can't take K: it repeats itself in memory"),
-        (Q, Q, on_gpu(2, 3, 8, 65)[..., :64], False, None, "can't take V: it has a stride of 130 bytes, which is"),
         (
-            *[on_gpu(2**15, 1, 1, 64)] * 3,
-            *(False, None),
+            PLAIN,
+            Q,
+            ONE,
+            Q,
+            FULL,
+            "takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not (2, 3, 8, 64), ",
+        ),
+        (PLAIN, Q, Q, on_gpu(2, 3, 9, 64), FULL, "takes Q, K and V of one shape"),
+        (PLAIN, Q[0], Q[0], Q[0], FULL, "takes Q, K and V of one shape"),
+        (PLAIN, Q, Q, Q, (False, 0.5), "scales scores by 1/√head_dim, not by 0.5"),
+        (PLAIN, Q.float(), Q.float(), Q.float(), FULL, "serves float16 and bfloat16, not float32"),
+        (PLAIN, Q, Q.bfloat16(), Q, FULL, "serves float16 and bfloat16, not float16, bfloat16"),
+        (PLAIN, *[Q.transpose(1, 2)] * 3, FULL, "takes contiguous Q, K and V"),
+        (PLAIN, *[on_gpu(2, 3, 8, 128)] * 3, FULL, "has no tile for 8 keys of head_dim 128 and the mask full"),
+        (PLAIN, *[on_gpu(1, 1, 101, 64)] * 3, FULL, "has no tile for 101 keys of head_dim 64 and the mask full"),
+        (VIEWS, Q[0], Q[0], Q[0], FULL, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (VIEWS, Q, Q, on_gpu(2, 3, 9, 64), FULL, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (VIEWS, Q, Q[:1], Q[:1], FULL, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (VIEWS, Q, Q[:, :2], Q[:, :2], FULL, "takes as many heads of K and V as divide those of Q"),
+        (VIEWS, Q, Q[:, :0], Q[:, :0], FULL, "takes as many heads of K and V as divide those of Q"),
+        (VIEWS, Q[:, :, :0], Q, Q, FULL, "serves no queries of (2, 3, 0, 64)"),
+        (VIEWS, Q, *[Q[:, :, :7]] * 2, CAUSAL, "takes no more queries than keys under the causal mask, not 8 and 7"),
+        (VIEWS, Q, Q, Q, (False, 0.0), "takes a scale above 0, not 0"),
+        (VIEWS, Q, Q, Q, (False, float("nan")), "takes a scale above 0, not nan"),
+        (VIEWS, Q, Q, Q, (False, 1e30), "takes a scale from 1e-30 to 1000, not 1e+30"),
+        (VIEWS, on_gpu(2, 3, 64, 8).mT, Q, Q, FULL, "can't take Q: it has a stride of 8 between"),
+        (VIEWS, Q, ONE.expand(2, 3, 8, 64), Q, FULL, "can't take K: it repeats itself in memory"),
+        (VIEWS, Q, Q, on_gpu(2, 3, 8, 65)[..., :64], FULL, "can't take V: it has a stride of 130 bytes, which is"),
+        (
+            *(VIEWS, *[on_gpu(2**15, 1, 1, 64)] * 3, FULL),
             "serves at most 32,767 sequences in a batch, which queries of (32768, 1, 1, 64) exceed",
+        ),
+        (SPLIT, MANY, MANY, MANY, FULL, "serves at most 8 queries of a head, not 64"),
+        (SPLIT, Q, Q[:, :, :7], Q[:, :, :7], CAUSAL, "takes no more queries than keys under the causal mask"),
+        (
+            *(SPLIT | {"arguments": "tensor maps"}, Q, ONE, ONE, FULL),
+            "serves heads of K and V that have an even number of tiles of 64 queries, not 24",
         ),
     ],
 )
-def test_what_a_rung_of_views_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, causal, scale, reason):
-    ladders.write(folder, rung(TILE, arguments="views"))
-    said = told(lambda: rungs.implementation("kernel.plain").call(q, k, v, causal, scale), Unsupported)
+def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, entry, q, k, v, rest, reason):
+    ladders.write(folder, rung(TILE | {"longest": 100}, **entry))
+    said = told(lambda: rungs.implementation("kernel.plain").call(q, k, v, *rest), Unsupported)
     assert said.startswith(f"plain {reason}")
-
-
-MANY = on_gpu(1, 8, 64, 64)
-
-
-def test_what_serves_few_queries_refuses_more_in_a_sentence(folder, h200):
-    ladders.write(folder, rung(TILE, arguments="split keys", merge="merge", most_queries=8))
-    kernel = rungs.implementation("kernel.plain").call
-    with pytest.raises(Unsupported, match=r"^plain serves at most 8 queries of a head, not 64$"):
-        kernel(MANY, MANY, MANY, False)
-    with pytest.raises(Unsupported, match=r"^plain takes no more queries than keys under the causal mask"):
-        kernel(Q, Q[:, :, :7], Q[:, :, :7], True)
 
 
 # The best, as far as that goes without a GPU
@@ -393,26 +401,25 @@ def tuned(*choices: TileChoice, **named) -> Path:
 
 
 def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(h200, folder):
-    views = rung(TILE | {"name": "near"}, TILE | {"name": "far"}, name="views", arguments="views")
+    views = rung(TILE | {"name": "near"}, TILE | {"name": "far"}, name="views", **VIEWS)
     ladders.write(folder, rung(TILE | {"name": "short"}, TILE | {"name": "long"}), views)
     named = {"rung": "views", "latency_us": 1.5}
     tuned(choice("short"), choice("long", seq_len=64), choice("near", **named), choice("far", seq_len=64, **named))
     best, more, turned = registry.find("kernel.best").call, on_gpu(2, 3, 60, 64), on_gpu(2, 8, 3, 64).transpose(1, 2)
-    one = on_gpu(2, 1, 8, 64)
     asked = {
         "short": (Q, Q, Q, False),
         "long": (more, more, more, False),
         "far": (Q, more, more, False),
         "near": (more, Q, Q, False),
     }
-    special = [(Q, one, one, False), (Q, Q, turned, False), (Q, Q, Q, False, 0.5)]
+    special = [(Q, ONE, ONE, False), (Q, Q, turned, False), (Q, Q, Q, False, 0.5)]
     found = {name: best.kernel(*tensors).rung.tiles[0].name for name, tensors in asked.items()}
     assert found == {name: name for name in asked}
     assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
 
 
 def test_lengths_go_to_what_was_chosen_if_it_splits_keys_and_else_to_few(h200, folder):
-    split = {"arguments": "split keys", "merge": "merge"}
+    split = {"parameters": "packing", "merge": "merge"}
     named = (rung(TILE, name=name, **more) for name, more in {"plain": {}, "few": split, "other": split}.items())
     ladders.write(folder, *named)
     tuned(choice("", rung="plain"), choice("", rung="other", causal=True))
@@ -456,10 +463,10 @@ def test_the_best_repeats_itself_if_every_rung_does(folder):
 def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, said, meant):
     (one,) = ladder.load()
     failure = rungs._failure(one, one.tiles[0], "plain<__half, 64, false>", said)
+    begins = f"{folder}/ladder.toml, rung 'plain', the tile for head_dim 64: the driver" if meant is Broken else said
     assert type(failure) is meant
+    assert str(failure).startswith(begins)
     assert said in str(failure)
-    if meant is Broken:
-        assert str(failure).startswith(f"{folder}/ladder.toml, rung 'plain', the tile for head_dim 64: the driver")
 
 
 # In a run
@@ -488,14 +495,12 @@ def test_a_study_of_kernels_records_what_they_are_and_skips_them_on_a_cpu(folder
     assert set(run.samples["implementation"]) == {"sdpa.auto", "control.sdpa.auto"}
 
 
-def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machine, one_thread, unlocked):
-    best, here = study(implementations=["sdpa.auto", "kernel.best"]), machine["device"]["name"]
+def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machine, unlocked):
+    best = study(implementations=["sdpa.auto", "kernel.best"])
     begin(best)
-    tuned(choice(""), device=here)
+    tuned(choice(""), device=machine["device"]["name"])
     with pytest.raises(UserError, match=r"^kernel\.best changed since the run 'begun' began: start a new run$"):
         record.record("begun", best, "cpu", ThreadPoolExecutor(1))
-    begin(best, "again", kernels=tuning.hashes(best.implementations, here))
-    assert read.load(record.record("again", best, "cpu", one_thread)).complete
 
 
 class Clock:
@@ -515,7 +520,6 @@ def measured(folder, begin, one_thread, unlocked, monkeypatch):
     monkeypatch.setattr(originals, "perf_counter_ns", Clock.now)
 
     def measure(call, resources=None, **changes) -> schema.Run:
-
         find = registry.find
         ours = Implementation("kernel.plain", call, resources=resources)
         monkeypatch.setattr(registry, "find", lambda name: ours if name == "kernel.plain" else find(name))
@@ -525,26 +529,29 @@ def measured(folder, begin, one_thread, unlocked, monkeypatch):
     return measure
 
 
-def test_what_a_kernel_needs_is_recorded(measured):
-
+def test_what_a_kernel_needs_is_recorded_and_a_call_that_was_held_up_once_is_timed(measured):
     own = [field.name for field in TABLES["resources"] if field not in SHARED]
-    needs = dict.fromkeys(own, 1) | {
-        "function": "plain<__half>",
-        "architecture": "sm_90a",
-    }
-    asked = []
+    needs = dict.fromkeys(own, 1) | {"function": "plain<__half>", "architecture": "sm_90a"}
+    asked, calls = [], []
 
     def resources(q, k, v, causal, scale):
         asked.append((tuple(q.shape), tuple(k.shape), tuple(v.shape), causal, scale))
         return needs
 
-    run = measured(sdpa, resources)
+    def hiccups(q, k, v, causal):
+        calls.append(1)
+        if len(calls) == 2:  # after the one that may compile
+            Clock.ns += 200_000_000
+        return sdpa(q, k, v, causal)
+
+    run = measured(hiccups, resources, longest_call_ms=100)
     assert asked == [((1, 2, 16, 64),) * 3 + (False, None)]
     (row,) = run.resources.to_dict("records")
     assert list(run.resources.columns) == TABLES["resources"].names
     assert {name: row[name] for name in needs} == needs
     assert (row["implementation"], row["seq_len"], row["replicate"]) == ("kernel.plain", 16, 0)
     assert row["process"] == run.processes["process"].item()
+    assert set(run.cases["status"]) == {"measured"}
 
 
 def test_a_call_that_takes_too_long_is_neither_checked_nor_timed(measured):
@@ -554,24 +561,10 @@ def test_a_call_that_takes_too_long_is_neither_checked_nor_timed(measured):
 
     run = measured(sleeps, longest_call_ms=50)
     case = run.cases.set_index("implementation").loc["kernel.plain"]
-    assert case["status"] == "skipped"
     said, limit = case["reason"].split(" ms, ")
-    assert limit == "longer than the study's longest_call_ms of 50"
+    assert (case["status"], limit) == ("skipped", "longer than the study's longest_call_ms of 50")
     assert float(said.removeprefix("one call takes ")) >= 60
     assert "kernel.plain" not in {*run.checks["implementation"], *run.samples["implementation"]}
-
-
-def test_a_call_that_was_held_up_once_is_timed(measured):
-    calls = []
-
-    def hiccups(q, k, v, causal):
-        calls.append(1)
-        if len(calls) == 2:  # after the one that may compile
-            Clock.ns += 200_000_000
-        return sdpa(q, k, v, causal)
-
-    run = measured(hiccups, longest_call_ms=100)
-    assert set(run.cases["status"]) == {"measured"}
 
 
 # Stale
@@ -588,12 +581,11 @@ def test_evidence_is_stale_once_the_kernel_changed(folder, data):
     assert changed_since.stale(run) == {}
 
 
-def stale(manifest: dict[str, Any], resources: pd.DataFrame) -> changed_since.Changes:
-    study = {"study": {"implementations": ["sdpa.auto", "kernel.best"]}}
-    return changed_since.stale(SimpleNamespace(manifest=manifest | study, resources=resources))
-
-
 def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(folder):
+    def stale(manifest: dict[str, Any], resources: pd.DataFrame) -> changed_since.Changes:
+        study = {"study": {"implementations": ["sdpa.auto", "kernel.best"]}}
+        return changed_since.stale(SimpleNamespace(manifest=manifest | study, resources=resources))
+
     shapes = Shape(2, 3, 200, 64), Shape(2, 3, 300, 64, values="rising 24")  # choices don't go by values
     (one,) = ladder.load()
     what = {"implementation": "kernel.best", "function": one.expression("float16", one.tiles[0], False)}
@@ -607,5 +599,4 @@ def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(fold
     same = manifest | {"kernels": tuning.hashes(["kernel.best"], "NVIDIA H200")}
     assert same["kernels"].keys() == {"kernel.best", "kernel.plain"}
     assert stale(same, rows) == {"kernel.best": {shapes[1]}}  # another rule chose
-    unnamed = manifest | {"kernels": {"kernel.best": "1"}}
-    assert stale(unnamed, rows) == {"kernel.best": None}
+    assert stale(manifest | {"kernels": {"kernel.best": "1"}}, rows) == {"kernel.best": None}

@@ -77,27 +77,23 @@ def test_tiles_serve_lengths_and_masks_in_the_entrys_order(folder, asked, names)
     assert all(tile.head_dim == 64 for tile in one.tiles_for(*asked))
 
 
-def test_sizes_follow_from_the_head_dim_and_the_template_arguments(folder):
-    sizes = {"rows": "16 * warps", "threads": "32 * warps", "shared_bytes": "(2 * head_dim + 7) // 8 * (warps - 1)"}
-    stated = {"head_dim": 64, "keys": 1, "template": {"warps": 4}}
-    ladders.write(folder, rung(stated, stated | {"head_dim": 32, "threads": 64}, sizes=sizes))
-    (one,) = ladder.load()
-    assert [(tile.rows, tile.threads, tile.shared_bytes) for tile in one.tiles] == [(64, 128, 48), (64, 64, 24)]
-    # As if they had been stated.
-    before = ladder.hashes()
-    tiles = [tile.model_dump(exclude_unset=True) | {"template": stated["template"]} for tile in one.tiles]
-    ladders.write(folder, rung(*tiles))
-    assert ladder.hashes() == before
-
-
 def test_a_rung_takes_over_how_an_earlier_one_is_launched(folder):
-    tile = {name: value for name, value in TILE.items() if name != "threads"}
-    first = rung(tile, sizes={"threads": 96}, dtypes=["float16"], persistent=True)
+    first = rung(dtypes=["float16"], persistent=True, arguments="tensor maps", parameters="problem")
     second = rung(name="second", launched_like="plain", architectures=["sm_90a"], tiles=..., dtypes=..., arguments=...)
     ladders.write(folder, first, second)
     plain, other = ladder.load()
-    assert (other.tiles, other.dtypes, other.arguments) == (plain.tiles, ["float16"], "pointers")
-    assert (other.persistent, other.architectures) == (True, ["sm_90a"])
+    assert (other.tiles, other.dtypes, other.arguments) == (plain.tiles, ["float16"], "tensor maps")
+    assert (other.persistent, other.parameters, other.architectures) == (True, "problem", ["sm_90a"])
+
+
+def test_how_tensors_are_passed_is_recorded_and_hashed_in_the_words_of_older_runs(folder):
+    for (arguments, parameters), word in ladder.RECORDED.items():
+        merge = "merge" * (parameters == "packing")
+        ladders.write(folder, rung(arguments=arguments, parameters=parameters, merge=merge))
+        (one,) = ladder.load()
+        entry = one.model_dump(mode="json")
+        assert (entry["arguments"], "parameters" in entry) == (word, False)
+        assert ladder.Recorded.model_validate(entry).title == one.title
 
 
 def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
@@ -121,8 +117,9 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
         (rung(source="../plain.cu"), "source: string should match pattern*"),
         (rung(after="plain"), "after: no earlier rung is called 'plain'; earlier are none"),
         (rung(dtypes=["float32"]), "dtypes.0: input should be 'float16', 'bfloat16' or 'float8_e4m3fn', not 'float32'"),
-        (rung(arguments="pointer"), "arguments: input should be 'pointers', 'tensor maps', 'views', *' or *'"),
-        (rung(arguments="split keys"), "`merge` names the second kernel of what splits keys*"),
+        (rung(arguments="pointer"), "arguments: input should be 'pointers' or 'tensor maps', not 'pointer'"),
+        (rung(parameters="packing"), "`merge` names the second kernel where `parameters` are a packing*"),
+        (rung(parameters="problem"), "with `parameters = 'problem'`, `arguments` have to be tensor maps"),
         (rung(expected_speedup=0.0), "expected_speedup: input should be greater than 0, not 0.0"),
         (rung(launched_like="x"), "launched_like: no earlier rung is called 'x'; earlier are none"),
         (rung(TILE, TILE), "2 tiles for head_dim 64 are called '': give each a `name` of its own"),
@@ -130,8 +127,6 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
             rung(TILE | {"shortest": 9, "longest": 8}),
             "the tile for head_dim 64: `longest`, 8, is less than `shortest`, 9",
         ),
-        (rung(sizes={"box_rows": "2 *"}), "sizes: '2 [*]' is no formula of whole numbers and *"),
-        (rung(sizes={"depth": 1}), "unknown field 'tiles.0.depth'; fields are head_dim, rows, *"),
         *(
             (
                 rung(SHORT | tile, arguments="tensor maps"),
@@ -139,31 +134,25 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
             )
             for tile in ({"keys": 512}, {"head_dim": 80}, {"box_rows": 257})
         ),
+        *(
+            (rung(TILE, {key: value for key, value in (LONG | tile).items() if value is not ...}), said)
+            for tile, said in (
+                ({"thread": 1}, "unknown field 'tiles.1.thread'; fields are head_dim, rows, *"),
+                ({"rows": ...}, "the field 'tiles.1.rows' is missing"),
+                ({"head_dim": 0}, "tiles.1.head_dim: input should be greater than or equal to 1, not 0"),
+                ({"masks": ["ful"]}, "tiles.1.masks.0: input should be 'full' or 'causal', not *"),
+                ({"threads": 100}, "tiles.1.threads: input should be a multiple of 32, not 100"),
+                ({"threads": 2048}, "tiles.1.threads: input should be less than or equal to 1024*"),
+                ({"shared_bytes": 300_000}, "tiles.1.shared_bytes: input should be less than*"),
+                ({"template": {"n": 1, "m": "x"}}, "tiles.1.template.m: input should be a valid integer*"),
+            )
+        ),
     ],
 )
 def test_an_entry_that_is_wrong_is_told_in_one_line(folder, entry, said):
     ladders.write(folder, entry)
     message = refused(folder, entry.get("name", 1))
     assert fnmatchcase(message, said.replace("?", "[?]")), message
-
-
-@pytest.mark.parametrize(
-    ("tile", "said"),
-    [
-        ({"thread": 1}, "unknown field 'tiles.1.thread'; fields are head_dim, rows, "),
-        ({"rows": ...}, "the field 'tiles.1.rows' is missing"),
-        ({"head_dim": 0}, "tiles.1.head_dim: input should be greater than or equal to 1, not 0"),
-        ({"masks": ["ful"]}, "tiles.1.masks.0: input should be 'full' or 'causal', not "),
-        ({"threads": 100}, "tiles.1.threads: input should be a multiple of 32, not 100"),
-        ({"threads": 2048}, "tiles.1.threads: input should be less than or equal to 1024"),
-        ({"shared_bytes": 300_000}, "tiles.1.shared_bytes: input should be less than"),
-        ({"template": {"n": 1, "m": "x"}}, "tiles.1.template.m: input should be a valid integer"),
-    ],
-)
-def test_a_tile_that_is_wrong_is_told_in_one_line(folder, tile, said):
-    second = {key: value for key, value in (LONG | tile).items() if value is not ...}
-    ladders.write(folder, rung(TILE, second))
-    assert refused(folder, "plain").startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ from itertools import product
 import ladders
 import pytest
 from conftest import told
-from ladders import TILE, rung, tuned
+from ladders import TILE, choice, rung, tuned
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import TileChoice
 
 H200 = "NVIDIA H200"
 SHORT = TILE | {"name": "short", "longest": 100}
@@ -25,10 +24,6 @@ def kernels(tmp_path, monkeypatch):
     folder = ladders.write(tmp_path / "kernels", rung(SHORT, LONG), rung(name="other"))
     monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
     return folder
-
-
-def choice(tile: str = "long", **changes) -> TileChoice:
-    return ladders.choice(tile, **changes)
 
 
 # The nearest choice
@@ -61,10 +56,8 @@ def test_only_the_same_head_dim_and_mask_count():
 
 def test_a_tile_that_does_not_serve_the_length_is_passed_over():
     made = tuned(choice("short", seq_len=96), choice("long", seq_len=512))
-    assert made.choice(Shape(1, 8, 96, 64)).tile == "short"
-    assert made.choice(Shape(1, 8, 100, 64)).tile == "short"
-    assert made.choice(Shape(1, 8, 101, 64)).tile == "long"
-    assert made.choice(Shape(1, 8, 49, 64)).tile == "short"
+    tiles = [made.choice(Shape(1, 8, keys, 64)).tile for keys in (96, 100, 101, 49)]
+    assert tiles == ["short", "short", "long", "short"]
     with pytest.raises(UserError, match=r"chose nothing that serves \(1, 8, 49, 64\) float16$"):
         tuned(choice("long")).choice(Shape(1, 8, 49, 64))
 
@@ -82,7 +75,7 @@ def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(ke
 
 @pytest.mark.parametrize("special", [{"kv_heads": 2}, {"kv_len": 600}, {"layout": "tokens first"}, {"scale": 0.5}])
 def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels, special):
-    ladders.write(kernels, rung(LONG), rung(name="views", arguments="views"))
+    ladders.write(kernels, rung(LONG), rung(name="views", arguments="tensor maps", parameters="problem"))
     views = choice("", rung="views", latency_us=5.0)
     made = tuned(choice(), views)
     assert made.choice(Shape(1, 8, 512, 64)).tile == "long"
@@ -105,7 +98,7 @@ FEW = {"seq_len": 1, "kv_len": 1000, "heads": 8, "kv_heads": 2}
     ],
 )
 def test_choices_at_few_queries_are_for_few_queries_alone(kernels, axes, chosen):
-    views = [rung(TILE, name=name, arguments="views") for name in ("few", "many", "plain")]
+    views = [rung(TILE, name=name, arguments="tensor maps", parameters="problem") for name in ("few", "many", "plain")]
     ladders.write(kernels, *views)
     at = {"few": {"heads": 2, "seq_len": 900, "rows": 4}, "many": {"heads": 2, "seq_len": 900, "rows": 64}}
     made = tuned(*(choice("", rung=name, **at.get(name, {})) for name in ("few", "many", "plain")))
@@ -114,14 +107,10 @@ def test_choices_at_few_queries_are_for_few_queries_alone(kernels, axes, chosen)
 
 def test_a_kernel_that_splits_keys_runs_the_tile_for_the_rows_at_hand(kernels):
     tiles = [TILE | {"name": f"rows_{rows}", "rows": rows} for rows in (16, 64, 128)]
-    ladders.write(kernels, rung(*tiles, arguments="split keys", merge="merge"))
+    ladders.write(kernels, rung(*tiles, parameters="packing", merge="merge"))
     made = tuned(choice("rows_16", heads=2, seq_len=900, rows=16))
-    assert [made.choice(Shape(1, 8, n, 64, kv_heads=2, kv_len=2000)).tile for n in (1, 5, 16, 200)] == [
-        "rows_16",
-        "rows_64",
-        "rows_64",
-        "rows_128",
-    ]
+    chosen = [made.choice(Shape(1, 8, n, 64, kv_heads=2, kv_len=2000)).tile for n in (1, 5, 16, 200)]
+    assert chosen == ["rows_16", "rows_64", "rows_64", "rows_128"]
 
 
 def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):
@@ -156,54 +145,40 @@ def test_a_device_without_a_file_says_what_to_do():
         tuning.load("NVIDIA L4")
 
 
-def kept(content: dict) -> dict:
-    return {key: value for key, value in content.items() if value is not ...}
-
-
 def stated(**changes) -> dict:
-    return kept(tuned(choice()).model_dump(mode="json") | changes)
-
-
-def with_choice(**changes) -> dict:
-    return stated(choices=[kept(choice().model_dump() | changes)])
+    return tuned(choice()).model_dump(mode="json") | changes
 
 
 BAD = {
-    "torn": (lambda: json.dumps(stated())[:99].encode(), "`make tune` writes one"),
-    "no text": (lambda: b"\xff\xfe", "`make tune` writes one"),
-    "another version": (lambda: stated(version=3), "version: input should be 4, not 3"),
+    "torn": (lambda: json.dumps(stated())[:99].encode(), "is no tuning: `make tune` writes one"),
+    "no text": (lambda: b"\xff\xfe", "is no tuning: `make tune` writes one"),
+    "another version": (lambda: stated(version=3), "is no tuning: version: input should be 4, not 3"),
     "a field too many": (
         lambda: stated(devise="x"),
-        "unknown field 'devise'; fields are version, device, multiprocessors, torch, command, clock, sources, choices; "
-        "did you mean 'device'?",
+        "is no tuning: unknown field 'devise'; fields are version, device, multiprocessors, torch, command, clock, "
+        "sources, choices; did you mean 'device'?",
     ),
     "no latency": (
-        lambda: with_choice(latency_us=0.0),
-        "choices.0.latency_us: input should be greater than 0, not 0.0",
+        lambda: stated(choices=[choice().model_dump() | {"latency_us": 0.0}]),
+        "is no tuning: choices.0.latency_us: input should be greater than 0, not 0.0",
     ),
     "an instance twice": (
         lambda: stated(choices=2 * stated()["choices"]),
-        "choices: two are for one shape and one instance: leave one",
+        "is no tuning: choices: two are for one shape and one instance: leave one",
+    ),
+    "another device": (
+        lambda: stated(device="NVIDIA L4"),
+        "was made on NVIDIA L4, and this is NVIDIA H200: run `make tune`",
     ),
 }
 
 
-def refused(content) -> str:
-    """What is said of a file with this content, without its path."""
-    path = tuning.path(H200)
-    path.parent.mkdir()
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return told(lambda: tuning.load(H200)).removeprefix(f"{paths.shown(path)} ")
-
-
 @pytest.mark.parametrize(("content", "said"), BAD.values(), ids=BAD)
-def test_a_file_that_is_no_tuning_is_told_in_a_line(content, said):
-    assert refused(content()) == f"is no tuning: {said}"
-
-
-def test_a_file_of_another_device_is_told_in_a_line():
-    said = "was made on NVIDIA L4, and this is NVIDIA H200: run `make tune`"
-    assert refused(stated(device="NVIDIA L4")) == said
+def test_a_file_that_is_no_tuning_of_this_device_is_told_in_a_line(content, said):
+    path, written = tuning.path(H200), content()
+    path.parent.mkdir()
+    path.write_bytes(written if isinstance(written, bytes) else json.dumps(written).encode())
+    assert told(lambda: tuning.load(H200)) == f"{paths.shown(path)} {said}"
 
 
 # What makes it another

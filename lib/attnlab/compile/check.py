@@ -18,7 +18,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
 from attnlab.base.parent import end_with_parent
-from attnlab.compile import nvrtc, occupancy
+from attnlab.compile import nvrtc
 from attnlab.compile.nvrtc import Build, Instance
 from attnlab.study import ladder
 from attnlab.study.ladder import MASKS, Rung, Tile
@@ -26,17 +26,18 @@ from attnlab.study.ladder import MASKS, Rung, Tile
 TARGET = {"batch": 32, "heads": 8, "seq_len": 512}
 """The shape at which CTAs and waves are counted."""
 PASSED = {
-    "split keys in pairs": (8,) * 6 + (136, 128, 128),
-    "split keys": (8,) * 6,
-    "pointers": (8,) * 4,
-    "tensor maps": (128,) * 4 + (4,),
-    "scaled views": (128,) * 4 + (124, 64),
-    "views": (128,) * 4,
+    ("tensor maps", "packing"): (8,) * 6 + (136, 128, 128),
+    ("pointers", "packing"): (8,) * 6,
+    ("pointers", "plain"): (8,) * 4,
+    ("tensor maps", "plain"): (128,) * 4 + (4,),
+    ("tensor maps", "scaled problem"): (128,) * 4 + (124, 64),
+    ("tensor maps", "problem"): (128,) * 4,
 }
-"""The bytes with which a kernel's parameters begin, by the `arguments` of its entry; the first that fit count."""
+"""The bytes with which a kernel's parameters begin, by `arguments` and `parameters` of its entry; the first that fit
+count."""
 CACHE = ".compiled_cache"
 """The folder beside the kernels that keeps what came of compiling them."""
-_BUILD = TypeAdapter(Build)
+_KEPT = TypeAdapter(tuple[str, Build])
 
 
 def check(name: str = "") -> None:
@@ -67,23 +68,19 @@ def check(name: str = "") -> None:
 
 def rows(rung: Rung, architecture: str, build: Build) -> list[dict[str, Any]]:
     """What each instance of one rung and architecture needs, by the heads of the table's columns."""
-    found = []
-    for tile, causal, dtype, expression in _instances(rung):
-        if expression in build.instances:
-            instance = build.instances[expression]
-            shared_bytes = instance.static_shared_bytes + tile.shared_bytes
-            row = {
-                "rung": rung.name,
-                "compiled for": architecture,
-                "D": f"{tile.head_dim} {tile.name}".rstrip(),
-                "mask": MASKS[causal],
-                "dtype": dtype,
-                "registers": instance.registers,
-                "spill": instance.spill_bytes,
-                "shared": shared_bytes,
-            }
-            found.append(row | residency(rung, architecture, tile, instance.registers, shared_bytes))
-    return found
+    return [
+        {"rung": rung.name, "architecture": architecture, "D": f"{tile.head_dim} {tile.name}".rstrip()}
+        | {"mask": MASKS[causal], "dtype": dtype}
+        | build.instances[expression].needs(
+            architecture,
+            tile.threads,
+            tile.shared_bytes,
+            tile.items(TARGET["seq_len"], TARGET["batch"] * TARGET["heads"]),
+            rung.persistent,
+        )
+        for tile, causal, dtype, expression in _instances(rung)
+        if expression in build.instances
+    ]
 
 
 def wrong(rung: Rung, architecture: str, build: Build) -> list[str]:
@@ -104,9 +101,10 @@ def wrong(rung: Rung, architecture: str, build: Build) -> list[str]:
 def _misfits(rung: Rung, tile: Tile, instance: Instance) -> Iterable[str]:
     """How the source of a rung contradicts its entry: in the arguments of the kernel, and in a tile's threads."""
     if taken := instance.parameters:
-        arguments = next((known for known, sizes in PASSED.items() if taken[: len(sizes)] == sizes), "other arguments")
-        if arguments != rung.arguments:
-            yield f'`{rung.function}` takes {arguments}, and the ladder says `arguments = "{rung.arguments}"`'
+        passed = next((known for known, sizes in PASSED.items() if taken[: len(sizes)] == sizes), ("others", "others"))
+        if passed != (rung.arguments, rung.parameters):
+            says = f'`arguments = "{rung.arguments}"` and `parameters = "{rung.parameters}"`'
+            yield f"`{rung.function}` takes {' and '.join(dict.fromkeys(passed))}, and the ladder says {says}"
     if instance.most_threads not in (0, tile.threads):
         yield (
             f"`{rung.function}` is written for {instance.most_threads} threads (`__launch_bounds__`), and "
@@ -129,10 +127,12 @@ def table(lines: list[dict[str, Any]]) -> str:
     columns = list(found.columns)
     for merged in ("dtype", "mask"):
         rest = [column for column in columns if column != merged]
-        found = found.groupby(rest, sort=False, as_index=False)[merged].agg(", ".join)
+        found = found.groupby(rest, sort=False, as_index=False, dropna=False)[merged].agg(", ".join)
     shape = f"B={TARGET['batch']} H={TARGET['heads']} S={TARGET['seq_len']}"
-    note = f"spill and shared in bytes, of a thread and of a CTA; occupancy is the theoretical one; CTAs at {shape}"
-    return f"{found[columns].to_string(index=False)}\n{note}"
+    text = found[columns].to_string(index=False, float_format="{:.4g}".format)
+    return (
+        f"{text}\nspill_bytes are of a thread, shared_bytes of a CTA; occupancy is the theoretical one; ctas at {shape}"
+    )
 
 
 def build(rung: Rung, architecture: str) -> Build:
@@ -140,23 +140,19 @@ def build(rung: Rung, architecture: str) -> Build:
     # Tiles that differ only in where they are used share an instance.
     merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
     expressions = list(dict.fromkeys(filter(None, (*(expression for *_, expression in _instances(rung)), *merges))))
-    kept = paths.kernels() / CACHE / f"{rung.name}-{architecture}-{_key(rung, architecture, expressions)}.json"
+    asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), expressions)
+    key = hashlib.sha256(Path(nvrtc.__file__).read_bytes() + repr(asked).encode()).hexdigest()
+    path = paths.kernels() / CACHE / f"{rung.name}-{architecture}.json"
     with suppress(OSError, ValidationError):
-        return _BUILD.validate_json(kept.read_bytes())
+        of, kept = _KEPT.validate_json(path.read_bytes())
+        if of == key:
+            return kept
     built = nvrtc.build(rung, architecture, expressions)
     if not built.error:
         with suppress(OSError):  # without it, it is compiled again
-            kept.parent.mkdir(exist_ok=True)
-            for older in kept.parent.glob(f"{rung.name}-{architecture}-*"):
-                older.unlink(missing_ok=True)
-            write_atomically(kept, _BUILD.dump_json(built))
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, _KEPT.dump_json((key, built)))
     return built
-
-
-def _key(rung: Rung, architecture: str, expressions: list[str]) -> str:
-    """A hash of all that a build follows from."""
-    asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), expressions)
-    return hashlib.sha256(Path(nvrtc.__file__).read_bytes() + repr(asked).encode()).hexdigest()[:16]
 
 
 def _instances(rung: Rung) -> list[tuple[Tile, bool, str, str]]:
@@ -165,20 +161,3 @@ def _instances(rung: Rung) -> list[tuple[Tile, bool, str, str]]:
         for tile, causal, dtype in product(rung.tiles, MASKS, rung.dtypes)
         if MASKS[causal] in tile.masks
     ]
-
-
-def residency(rung: Rung, architecture: str, tile: Tile, registers: int, shared_bytes: int) -> dict[str, str]:
-    """CTAs that one multiprocessor holds, its occupancy, CTAs that are launched, and the number of waves, as text."""
-    items = tile.items(TARGET["seq_len"], TARGET["batch"] * TARGET["heads"])
-    number = occupancy.number(architecture)
-    if number not in occupancy.LIMITS:
-        return dict.fromkeys(("CTAs/SM", "occupancy", "CTAs", "waves on"), "n/a")
-    limits, (gpu, multiprocessors) = occupancy.LIMITS[number], occupancy.GPUS[number]
-    held = occupancy.ctas_per_sm(limits, tile.threads, registers, shared_bytes)
-    launched = min(items, held * multiprocessors) if rung.persistent else items
-    return {
-        "CTAs/SM": str(held),
-        "occupancy": f"{held * tile.threads / occupancy.WARP / limits.warps:.0%}",
-        "CTAs": str(launched),
-        "waves on": f"{launched / (held * multiprocessors):.2f} {gpu}" if held else "n/a",
-    }

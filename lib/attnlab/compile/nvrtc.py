@@ -1,14 +1,15 @@
 """A rung as a program for NVRTC, NVIDIA's runtime compiler: its options, its errors, and what it reports."""
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
+from attnlab.compile import occupancy
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung
 
@@ -32,7 +33,8 @@ def flags(architecture: str) -> tuple[str, ...]:
 
 def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -> str:
     """Why a rung doesn't compile, in one paragraph: its file, the line, the flags and the compiler's words."""
-    words, kernels = errors(log), _kernels(rung)
+    words, text = errors(log), "".join(map(ladder.code, ladder.texts(rung).values()))
+    kernels = re.findall(r"__global__[^;{]*?\b(?!__)([A-Za-z_]\w*)\s*\(", text)
     if rung.function not in kernels and words and all("__nv_name_map" in line for line in words):
         return f"no kernel `{rung.function}` in {rung.source}{suggestion(rung.function, kernels)}"
     more = f" (and {len(words) - SHOWN} more)" if len(words) > SHOWN else ""
@@ -49,12 +51,6 @@ def errors(log: str) -> list[str]:
     return [line for line in lines if re.search(r"\berror\b", line) and "detected in the comp" not in line]
 
 
-def _kernels(rung: Rung) -> list[str]:
-    """The names of the kernels in a rung's source and our headers in it."""
-    text = "".join(map(ladder.code, ladder.texts(rung).values()))
-    return re.findall(r"__global__[^;{]*?\b(?!__)([A-Za-z_]\w*)\s*\(", text)
-
-
 @dataclass(frozen=True)
 class Instance:
     """What the compiler reports of one instance of a kernel: registers and spills per thread, shared memory per CTA.
@@ -69,6 +65,26 @@ class Instance:
     static_shared_bytes: int
     parameters: tuple[int, ...] = ()
     most_threads: int = 0
+
+    def needs(
+        self, architecture: str, threads: int, dynamic_bytes: int, ctas: int, persistent: bool = False
+    ) -> dict[str, Any]:
+        """What a call of so many CTAs needs, each of which has so many bytes of dynamic shared memory.
+
+        It is registers and spill_bytes of a thread, threads and shared_bytes of a CTA, and the call's ctas, of a
+        persistent kernel no more than a GPU holds. With an architecture of known limits follow ctas_per_sm and
+        occupancy_pct, and waves on which gpu.
+        """
+        shared_bytes = self.static_shared_bytes + dynamic_bytes
+        found: dict[str, Any] = {"registers": self.registers, "spill_bytes": self.spill_bytes}
+        found |= {"shared_bytes": shared_bytes, "threads": threads, "ctas": ctas}
+        if limits := occupancy.LIMITS.get(occupancy.number(architecture)):
+            held = occupancy.ctas_per_sm(limits, threads, self.registers, shared_bytes)
+            at_once = held * limits.multiprocessors
+            found |= {"ctas": min(ctas, at_once) if persistent else ctas, "ctas_per_sm": held}
+            found["occupancy_pct"] = 100 * held * threads / occupancy.WARP / limits.warps
+            found |= {"waves": found["ctas"] / at_once if held else math.nan, "gpu": limits.gpu}
+        return found
 
 
 @dataclass(frozen=True)
@@ -87,11 +103,7 @@ class Build:
 
 
 def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
-    """Compile instances of a rung for an architecture. This needs NVRTC and CUDA's headers, but no GPU and no driver.
-
-    Raises:
-        UserError: NVRTC or the headers are not installed.
-    """
+    """Compile instances of a rung, without a GPU or a driver; raises as `compiled`."""
     log, instances = compiled(program(rung), rung.source, architecture, expressions)
     if instances is None:
         return Build({}, explained(rung, f"{rung.function}<...>", flags(architecture), log))
@@ -102,7 +114,7 @@ def compiled(text: str, name: str, architecture: str, expressions: list[str]) ->
     """What NVRTC and ptxas say of a program, and its instances; None in their place if it doesn't compile.
 
     Args:
-        name: what messages call the program's file.
+        name: the file that messages name.
         expressions: the names of instances of templates; with none, those are found that C++ doesn't mangle.
 
     Raises:
@@ -131,25 +143,24 @@ def compiled(text: str, name: str, architecture: str, expressions: list[str]) ->
 
 def report(log: str, ptx: str = "") -> dict[str, Instance]:
     """What ptxas reports with ``-v`` and the PTX declares, by the mangled name of each instance."""
-    found, declared = {}, dict(_declared(ptx))
+    declared = {name: rest for name, *rest in _ENTRY.findall(ptx)}
+    found = {}
     for part in log.split("Compiling entry function")[1:]:
-        name = re.search(r"'(\w+)'", part)
-        used = re.search(r"Used (\d+) registers", part)
+        name, used = re.search(r"'(\w+)'", part), re.search(r"Used (\d+) registers", part)
         if name and used:
             spilled = [int(size) for size in re.findall(r"(\d+) bytes spill (?:stores|loads)", part)]
             shared = re.search(r"(\d+) bytes smem", part)
-            shared_bytes = int(shared[1]) if shared else 0
-            of_entry = declared.get(name[1], ((), 0))
-            found[name[1]] = Instance(int(used[1]), max(spilled, default=0), shared_bytes, *of_entry)
+            parameters, directives = declared.get(name[1], ("", ""))
+            each = re.findall(r"\.param\b.*?\.[busf](\d+)\b[^\[,]*(?:\[(\d+)\])?", parameters)
+            threads = re.search(r"\.maxntid (\d+)", directives)
+            found[name[1]] = Instance(
+                int(used[1]),
+                max(spilled, default=0),
+                int(shared[1]) if shared else 0,
+                tuple(int(bits) // 8 * int(n or 1) for bits, n in each),
+                int(threads[1]) if threads else 0,
+            )
     return found
-
-
-def _declared(ptx: str) -> Iterator[tuple[str, tuple[tuple[int, ...], int]]]:
-    """The name of each entry, the bytes of its parameters, and the most threads of its CTAs."""
-    for name, parameters, directives in _ENTRY.findall(ptx):
-        each = re.findall(r"\.param\b.*?\.[busf](\d+)\b[^\[,]*(?:\[(\d+)\])?", parameters)
-        threads = re.search(r"\.maxntid (\d+)", directives)
-        yield name, (tuple(int(bits) // 8 * int(n or 1) for bits, n in each), int(threads[1]) if threads else 0)
 
 
 _ENTRY = re.compile(r"\.entry (\w+)\s*\(([^)]*)\)([^{]*)\{")

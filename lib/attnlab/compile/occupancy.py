@@ -14,49 +14,42 @@ RESERVED_SHARED_BYTES = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What one multiprocessor has room for; `shared_bytes` is for all of its CTAs together."""
+    """What one multiprocessor has room for; `shared_bytes` is for all of its CTAs together.
 
+    Attributes:
+        gpu: the GPU on which waves are counted, which has so many `multiprocessors`.
+    """
+
+    gpu: str
+    multiprocessors: int
     warps: int
     ctas: int
     shared_bytes: int
     registers: int = 65536
 
 
-# CUDA Programming Guide 13.0, "Compute Capabilities": technical specifications and shared memory capacity. Granules and
-# partitions are those of cuda_occupancy.h, and so is the arithmetic.
+# By compute capability. CUDA Programming Guide 13.0, "Compute Capabilities": technical specifications and shared memory
+# capacity. Granules and partitions are those of cuda_occupancy.h, and so is the arithmetic.
 LIMITS = {
-    "80": Limits(warps=64, ctas=32, shared_bytes=164 * 1024),
-    "86": Limits(warps=48, ctas=16, shared_bytes=100 * 1024),
-    "89": Limits(warps=48, ctas=24, shared_bytes=100 * 1024),
-    "90": Limits(warps=64, ctas=32, shared_bytes=228 * 1024),
+    "80": Limits("A100", 108, warps=64, ctas=32, shared_bytes=164 * 1024),
+    "86": Limits("A10", 72, warps=48, ctas=16, shared_bytes=100 * 1024),
+    "89": Limits("L4", 58, warps=48, ctas=24, shared_bytes=100 * 1024),
+    "90": Limits("H200", 132, warps=64, ctas=32, shared_bytes=228 * 1024),
 }
-GPUS = {"80": ("A100", 108), "86": ("A10", 72), "89": ("L4", 58), "90": ("H200", 132)}
-"""The GPU on which waves are counted, and how many multiprocessors it has, by compute capability."""
-
-
-def allowed(limits: Limits, threads: int, registers: int, shared_bytes: int) -> dict[str, int]:
-    """How many CTAs of this size each resource of a multiprocessor allows by itself.
-
-    Args:
-        threads: threads per CTA.
-        registers: registers per thread.
-        shared_bytes: static and dynamic shared memory per CTA.
-    """
-    warps = -(-threads // WARP)
-    registers_of_warp = _rounded_up(registers * WARP, REGISTERS_GRANULE)
-    warps_by_registers = limits.registers // PARTITIONS // registers_of_warp * PARTITIONS
-    shared_of_cta = _rounded_up(shared_bytes + RESERVED_SHARED_BYTES, SHARED_GRANULE)
-    return {
-        "CTA slots": limits.ctas,
-        "threads": limits.warps // warps,
-        "registers": warps_by_registers // warps,
-        "shared memory": limits.shared_bytes // shared_of_cta,
-    }
 
 
 def ctas_per_sm(limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
-    """How many CTAs of this size one multiprocessor holds; the arguments are those of `allowed`."""
-    return min(allowed(limits, threads, registers, shared_bytes).values())
+    """How many CTAs one multiprocessor holds.
+
+    Args:
+        threads: of a CTA.
+        registers: of a thread.
+        shared_bytes: static and dynamic shared memory of a CTA.
+    """
+    warps, registers_of_warp = -(-threads // WARP), _rounded_up(registers * WARP, REGISTERS_GRANULE)
+    warps_by_registers = limits.registers // PARTITIONS // registers_of_warp * PARTITIONS
+    by_shared_bytes = limits.shared_bytes // _rounded_up(shared_bytes + RESERVED_SHARED_BYTES, SHARED_GRANULE)
+    return min(limits.ctas, limits.warps // warps, warps_by_registers // warps, by_shared_bytes)
 
 
 def number(architecture: str) -> str:

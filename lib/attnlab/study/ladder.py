@@ -3,10 +3,8 @@
 Nothing here needs a GPU or a compiler. `attnlab.compile` compiles a rung, and the half that measures launches it.
 """
 
-import ast
 import hashlib
 import math
-import operator
 import re
 import tomllib
 from collections import Counter
@@ -19,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_valid
 from attnlab.base import paths
 from attnlab.base.documents import Count, Positive, Size, digest, validated
 from attnlab.base.errors import UserError, suggestion
-from attnlab.study.shapes import Shape
 
 PREFIX = "kernel."
 """The start of a rung's name as an implementation."""
@@ -37,73 +34,49 @@ MOST_SHARED_BYTES = 227 * 1024
 MOST_BOX_ROWS = 256
 TILE_ROWS = 128
 """Tiles of queries have mostly so many rows, of which each multiprocessor has one at a time."""
-
-SCALED = "scaled views"
-"""The `arguments` of kernels whose Q, K and V are e4m3 with scales."""
-MAPPED = ("tensor maps", "views", SCALED)
-"""The `arguments` that are tensor maps."""
-PAIRED = "split keys in pairs"
-"""The `arguments` of kernels whose CTAs load K and V in pairs."""
-SPLIT = ("split keys", PAIRED)
-"""The `arguments` of kernels whose keys are split over CTAs."""
-STRIDED = ("views", SCALED, *SPLIT)
-"""The `arguments` by which tensors may have any strides, heads may share K and V, and lengths and scales may differ."""
-LAUNCH = ("dtypes", "architectures", "arguments", "persistent", "sizes", "tiles")
+RECORDED = {
+    ("pointers", "plain"): "pointers",
+    ("tensor maps", "plain"): "tensor maps",
+    ("tensor maps", "problem"): "views",
+    ("tensor maps", "scaled problem"): "scaled views",
+    ("pointers", "packing"): "split keys",
+    ("tensor maps", "packing"): "split keys in pairs",
+}
+"""By `arguments` and `parameters`, the one word for both that runs record and that hashes are made of."""
+LAUNCH = ("dtypes", "architectures", "arguments", "parameters", "persistent", "tiles")
 """The fields that a rung takes over from the one that `launched_like` names, unless it states them."""
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
 Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
-class Served(BaseModel):
-    """What a tile serves, and how much of it is a work item: what a run that recorded the tile is shown by.
-
-    Attributes:
-        rows: queries that one work item covers.
-        shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
-        masks: the masks that it serves.
-    """
-
-    model_config = ConfigDict(frozen=True, strict=True)
-    head_dim: Size
-    rows: Size
-    shortest: Size = 1
-    longest: Count = 0
-    masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
-
-    def items(self, seq_len: int, heads: int) -> int:
-        """The work items of a call with so many queries a head, and heads over all batches."""
-        return math.ceil(seq_len / self.rows) * heads
-
-    def serves_length(self, kv_len: int) -> bool:
-        """Whether it serves this number of keys."""
-        return self.shortest <= kv_len <= (self.longest or kv_len)
-
-    def serves(self, head_dim: int, kv_len: int, causal: bool) -> bool:
-        """Whether it serves such shapes."""
-        return self.head_dim == head_dim and self.serves_length(kv_len) and MASKS[causal] in self.masks
-
-
-class Tile(Served):
+class Tile(BaseModel):
     """How a rung serves one head_dim, at all shapes or at some.
 
     Attributes:
+        rows: queries that one work item covers.
         keys: keys that are held at once.
         threads: threads per CTA.
         shared_bytes: dynamic shared memory per CTA.
         template: template arguments after element, head_dim and causal, by name, in the kernel's order.
         box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
         name: what distinguishes it from the rung's other tiles for this head_dim; may be empty if there are none.
+        shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
+        masks: the masks that it serves.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    head_dim: Size
+    rows: Size
     keys: Size
     threads: Annotated[int, Field(ge=32, le=MOST_THREADS, multiple_of=32)]
     shared_bytes: Annotated[int, Field(ge=0, le=MOST_SHARED_BYTES)]
     template: dict[Name, int] = {}
     box_rows: Size | None = None
     name: Name = ""
+    shortest: Size = 1
+    longest: Count = 0
+    masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
 
     @field_serializer("template")
     def _values(self, template: dict[str, int]) -> list[int]:
@@ -126,15 +99,17 @@ class Tile(Served):
         """Rows of the boxes of Q and O."""
         return self.box_rows or self.rows
 
-    def resized(self, sizes: dict[str, int | str], stated: dict[str, Any]) -> "Tile":
-        """It with these fields and no name, for all lengths, and with the sizes that follow by a rung's formulas."""
-        own = self.model_dump(exclude={"template", "name", "shortest", "longest"})
-        kept = {field: value for field, value in own.items() if field not in sizes}
-        return validated(Tile, kept | _sized(stated, sizes))
+    def items(self, seq_len: int, heads: int) -> int:
+        """The work items of a call with so many queries a head, and heads over all batches."""
+        return math.ceil(seq_len / self.rows) * heads
+
+    def serves_length(self, kv_len: int) -> bool:
+        """Whether it serves this number of keys."""
+        return self.shortest <= kv_len <= (self.longest or kv_len)
 
 
-class Step(BaseModel):
-    """What a rung is to gain over an earlier one.
+class Recorded(BaseModel):
+    """A rung as a run recorded it, of which only the fields count that tell what it is to gain over an earlier one.
 
     Attributes:
         after: the rung that it is compared with; empty if there is none.
@@ -161,42 +136,24 @@ class Step(BaseModel):
         return PREFIX + self.after if self.after else ""
 
 
-class Recorded(Step):
-    """A rung as a run recorded it; how kernels are built may have changed since.
-
-    Attributes:
-        merge: the kernel that merges what CTAs leave, each of which has a work item; empty for none.
-    """
-
-    tiles: Annotated[list[Served], Field(min_length=1)]
-    merge: str = ""
-
-    def work_items(self, shape: Shape) -> int | None:
-        """Tiles of query rows over all heads, which CTAs work on; None if those of the shape are not known."""
-        serving = (tile for tile in self.tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal))
-        first = None if self.merge else next(serving, None)
-        return first.items(shape.seq_len, shape.batch * shape.heads) if first else None
-
-
-class Rung(Step):
+class Rung(Recorded):
     """One kernel: where its source is, how it is instantiated and launched, what it serves, and what it should gain.
 
     Attributes:
-        arguments: how Q, K, V and O are passed: ``pointers`` to contiguous tensors; ``tensor maps`` of contiguous
-            tensors, with all heads in one dimension; ``views``, tensor maps of four dimensions with any strides;
-            ``scaled views``, the same with Q, K and V in e4m3; ``split keys``, pointers to views, a workspace and the
-            lengths of sequences; or ``split keys in pairs``, the same for CTAs in clusters of two, whose tiles of rows
-            share a head of K and V. Scalars follow: the heads over all batches, seq_len and the scale, for views a
-            `Problem`, with the `Scales` of those that are scaled, for split keys a `Packing`, and in pairs then maps of
-            K and V.
+        arguments: how Q, K, V and O are passed: ``pointers`` or ``tensor maps``.
+        parameters: what follows them. ``plain``: the heads over all batches, seq_len and the scale, of contiguous
+            tensors of one shape. With all others tensors may have any strides, heads may share K and V, and lengths and
+            the scale may differ: ``problem`` is a `Problem`, ``scaled problem`` the same and the scales of Q, K and V,
+            which are e4m3. ``packing`` is of kernels whose keys are split over CTAs: a workspace, the lengths of
+            sequences and a `Packing`; Q, K, V and O are pointers, and ``tensor maps`` of K and V follow for CTAs in
+            clusters of two, whose tiles of rows share a head of K and V.
         dtypes: of Q, K, V and O; of O alone where the others are e4m3, which it may be too.
-        merge: with split keys, the kernel of the same source that merges the results of CTAs.
+        merge: with ``packing``, the kernel of the same source that merges the results of CTAs.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
         reproducible: whether two runs on the same inputs have to be bitwise the same.
         launched_like: the earlier rung whose `LAUNCH` fields this one takes over; empty for none.
-        sizes: fields of its tiles that follow from their head_dim and template arguments, as numbers or formulas.
         text: the source itself, where it is not the file's.
         tiles: how it is instantiated; of several that serve a shape, the first is what runs.
     """
@@ -205,33 +162,31 @@ class Rung(Step):
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
     dtypes: Annotated[list[Literal["float16", "bfloat16", "float8_e4m3fn"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
-    arguments: Literal["pointers", "tensor maps", "views", "scaled views", "split keys", "split keys in pairs"]
+    arguments: Literal["pointers", "tensor maps"]
+    parameters: Literal["plain", "problem", "scaled problem", "packing"] = Field("plain", exclude=True)
     merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""
     most_queries: Count = 0
     persistent: bool = False
     spill_bytes: Count = 0
     reproducible: bool = True
     launched_like: str = Field("", exclude=True)
-    sizes: dict[str, int | str] = Field({}, exclude=True)
     text: str = Field("", exclude=True)
     tiles: Annotated[list[Tile], Field(min_length=1)]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _sizes_follow(cls, stated: Any) -> Any:
-        tiles, sizes = stated.get("tiles"), stated.get("sizes", {})
-        if isinstance(tiles, list) and isinstance(sizes, dict):
-            return stated | {"tiles": [_sized(tile, sizes) for tile in tiles]}
-        return stated  # which is refused by its type
+    @field_serializer("arguments")
+    def _recorded(self, arguments: str) -> str:
+        return RECORDED[arguments, self.parameters]
 
     @model_validator(mode="after")
     def _tiles_fit(self) -> "Rung":
         ((head_dim, name), times), *_ = Counter((tile.head_dim, tile.name) for tile in self.tiles).most_common(1)
         if times > 1:
             raise UserError(f"{times} tiles for head_dim {head_dim} are called {name!r}: give each a `name` of its own")
+        if (self.arguments, self.parameters) not in RECORDED:
+            raise UserError(f"with `parameters = {self.parameters!r}`, `arguments` have to be tensor maps")
         if bool(self.merge) != self.splits_keys:
-            raise UserError("`merge` names the second kernel of what splits keys (`arguments`), and of no others")
-        for tile in self.tiles if self.arguments in MAPPED else ():
+            raise UserError("`merge` names the second kernel where `parameters` are a packing, and of no others")
+        for tile in self.tiles if self.arguments == "tensor maps" else ():
             if tile.head_dim % 64 or max(tile.keys, tile.box) > MOST_BOX_ROWS:
                 raise UserError(
                     f"{tile.title}: a box of a tensor map has 64 columns and at most {MOST_BOX_ROWS} rows, which "
@@ -242,7 +197,22 @@ class Rung(Step):
     @property
     def scaled(self) -> bool:
         """Whether its Q, K and V are e4m3 with scales: studies round what they draw to these, and nothing tunes it."""
-        return self.arguments == SCALED
+        return self.parameters == "scaled problem"
+
+    @property
+    def strided(self) -> bool:
+        """Whether tensors may have any strides, heads may share K and V, and lengths and scales may differ."""
+        return self.parameters != "plain"
+
+    @property
+    def splits_keys(self) -> bool:
+        """Whether its keys are split over CTAs, whose results are merged."""
+        return self.parameters == "packing"
+
+    @property
+    def paired(self) -> bool:
+        """Whether its CTAs load K and V in pairs."""
+        return self.splits_keys and self.arguments == "tensor maps"
 
     def tiles_for(self, head_dim: int, kv_len: int, causal: bool, rows: int = 0) -> list[Tile]:
         """The tiles that serve such shapes, in the entry's order; the first is what runs.
@@ -251,23 +221,14 @@ class Rung(Step):
             rows: the queries of all heads that share a head of K and V. With split keys, only tiles serve them that
                 hold them, or `TILE_ROWS` of them, and leave the fewest rows empty; 0 for all.
         """
-        tiles = [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
+        tiles = [tile for tile in self.tiles if tile.head_dim == head_dim and tile.serves_length(kv_len)]
+        tiles = [tile for tile in tiles if MASKS[causal] in tile.masks]
         if rows and tiles and self.splits_keys:
             held = min(rows, TILE_ROWS, max(tile.rows for tile in tiles))
             large = [tile for tile in tiles if tile.rows >= held]
             fewest = min((tile.items(rows, 1) * tile.rows, tile.rows) for tile in large)[1]
             return [tile for tile in large if tile.rows == fewest]
         return tiles
-
-    @property
-    def splits_keys(self) -> bool:
-        """Whether its keys are split over CTAs, whose results are merged."""
-        return self.arguments in SPLIT
-
-    @property
-    def paired(self) -> bool:
-        """Whether its CTAs load K and V in pairs."""
-        return self.arguments == PAIRED
 
     def serves_rows(self, tile: Tile, rows: int) -> bool:
         """Whether a tile serves heads of K and V with so many rows: in pairs, those with an even number of tiles."""
@@ -284,9 +245,8 @@ class Rung(Step):
         compiled for the device's own.
         """
         own = "{}{}".format(*capability)
-        for letter in ("a", "f"):
-            if f"sm_{own}{letter}" in self.architectures:
-                return f"sm_{own}{letter}"
+        if lettered := [f"sm_{own}{letter}" for letter in "af" if f"sm_{own}{letter}" in self.architectures]:
+            return lettered[0]
         plain = [int(name[3:]) for name in self.architectures if name[-1].isdigit()]
         return f"sm_{own}" if any(number <= int(own) for number in plain) else None
 
@@ -310,10 +270,9 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
         UserError: ladder.toml is not valid; the message names the rung and what to change.
     """
     folder = folder or paths.kernels()
-    path = folder / "ladder.toml"
+    path, where = folder / "ladder.toml", paths.shown(folder / "ladder.toml")
     if not path.is_file():
         return ()
-    where = paths.shown(path)
     try:
         stated = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -321,20 +280,19 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
     entries = stated.pop("rungs", [])
     if stated or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{where} holds rungs alone: each begins with [[rungs]], in double brackets")
-    rungs: list[Rung] = []
+    rungs: dict[str, Rung] = {}
     launches: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
-        name = entry.get("name")
         try:
             if like := entry.get("launched_like"):
                 entry = launches[_earlier("launched_like", like, launches)] | entry
             rung = validated(Rung, entry)
-            _require_place(rung, list(launches), folder)
+            _require_place(rung, launches, folder)
         except UserError as error:
-            raise UserError(f"{where}: rung {name or number!r}: {error}") from None
-        rungs.append(rung)
+            raise UserError(f"{where}: rung {entry.get('name') or number!r}: {error}") from None
+        rungs[rung.name] = rung
         launches[rung.name] = {field: entry[field] for field in LAUNCH if field in entry}
-    return tuple(rungs)
+    return tuple(rungs.values())
 
 
 def drawn() -> tuple[Rung, ...]:
@@ -349,11 +307,7 @@ def among(names: Iterable[str]) -> list[Rung]:
 
 
 def rung(name: str) -> Rung:
-    """The rung whose implementation is called `name`.
-
-    Raises:
-        UserError: the ladder has no such rung.
-    """
+    """The rung whose implementation is called `name`; UserError if the ladder has none."""
     rungs = {rung.implementation: rung for rung in load()}
     if name not in rungs:
         raise UserError(f"the ladder has no rung for {name!r}{suggestion(name, rungs)}")
@@ -363,37 +317,32 @@ def rung(name: str) -> Rung:
 def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
     """By implementation, the SHA-256 of all that makes up the kernel: its entry and, without their comments, its source
     and our headers in it."""
-    return {rung.implementation: _hash(rung) for rung in (load() if rungs is None else rungs)}
+    found = {}
+    for rung in load() if rungs is None else rungs:
+        files = {name: hashlib.sha256(code(text).encode()).hexdigest() for name, text in texts(rung).items()}
+        # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
+        entry = rung.model_dump(mode="json", exclude_unset=True)
+        found[rung.implementation] = digest({"entry": entry, "files": files})
+    return found
 
 
 def texts(rung: Rung) -> dict[str, str]:
-    """The source of a rung by its file's name, and the headers beside it that it includes, directly or through others.
-
-    Raises:
-        UserError: one of them is not a text file.
-    """
-    found: dict[str, str] = {}
-    waiting = [rung.source]
-    while waiting:
-        name = waiting.pop(0)
+    """The source of a rung by its file's name, and the headers beside it that it includes, directly or through others;
+    UserError if one of them is not a text file."""
+    found = {rung.source: rung.text} if rung.text else {}
+    waiting = _INCLUDE.findall(rung.text) if rung.text else [rung.source]
+    for name in waiting:  # which grows meanwhile
         path = paths.kernels() / name
-        own = rung.text if name == rung.source else ""
-        if name not in found and (own or path.is_file()):  # else a header that isn't ours
-            found[name] = own or _text(path)
+        if name not in found and path.is_file():  # else a header that isn't ours
+            try:
+                found[name] = path.read_text()
+            except UnicodeDecodeError:
+                raise UserError(f"{paths.shown(path)} is not a text in UTF-8: save it as one") from None
             waiting += _INCLUDE.findall(found[name])
     return found
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except UnicodeDecodeError:
-        raise UserError(f"{paths.shown(path)} is not a text in UTF-8: save it as one") from None
-
-
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-
-
 # A string goes on past what looks like a comment in it.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -404,48 +353,7 @@ def code(source: str) -> str:
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def _hash(rung: Rung) -> str:
-    files = {name: hashlib.sha256(code(text).encode()).hexdigest() for name, text in texts(rung).items()}
-    # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
-    content = {"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files}
-    return digest(content)
-
-
-def _sized(tile: Any, sizes: dict[str, Any]) -> Any:
-    """A stated tile with the sizes that follow from its head_dim and template arguments.
-
-    Raises:
-        UserError: a formula is not one, or uses another name.
-    """
-    if not isinstance(tile, dict) or not isinstance(tile.get("template", {}), dict):
-        return tile  # which is refused by its type
-    names = {"head_dim": tile.get("head_dim"), **tile.get("template", {})}
-    known = {name: value for name, value in names.items() if isinstance(value, int)}
-    return {field: _computed(str(formula), known) for field, formula in sizes.items()} | tile
-
-
-def _computed(formula: str, known: dict[str, int]) -> int:
-    """The value of a formula in which the known names stand for numbers; raises UserError if it isn't one."""
-
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(int(number)):
-                return number
-            case ast.Name(name) if name in known:
-                return known[name]
-            case ast.BinOp(left, operation, right) if type(operation) in _OPERATIONS:
-                return int(_OPERATIONS[type(operation)](value(left), value(right)))
-        raise SyntaxError
-
-    try:
-        return value(ast.parse(formula, mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        raise UserError(
-            f"sizes: {formula!r} is no formula of whole numbers and {', '.join(known)} with +, -, * and //"
-        ) from None
-
-
-def _require_place(rung: Rung, earlier: list[str], folder: Path) -> None:
+def _require_place(rung: Rung, earlier: Collection[str], folder: Path) -> None:
     """Raise UserError unless a rung has a new name, a source, and comes after the rung that it names."""
     if rung.implementation == BEST:
         raise UserError(f"`{BEST}` is what `make tune` chose: choose another name")
@@ -462,6 +370,5 @@ def _earlier(field: str, name: Any, earlier: Collection[str]) -> str:
     """The name that a field states, if an earlier rung has it."""
     if name in earlier:
         return str(name)
-    known = ", ".join(earlier) or "none"
-    near = suggestion(str(name), earlier)
+    known, near = ", ".join(earlier) or "none", suggestion(str(name), earlier)
     raise UserError(f"{field}: no earlier rung is called {name!r}; earlier are {known}{near}")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, model_validator
 
@@ -91,12 +91,7 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
 
 def rows_of(shape: Shape) -> int:
     """The queries of all heads that share a head of K and V, if there are few and more keys; else 0."""
-    return shape.rows if are_few(shape.seq_len, shape.kv_len) else 0
-
-
-def are_few(queries: int, keys: int) -> bool:
-    """Whether so many queries over so many keys are few."""
-    return queries <= FEW_QUERIES and queries < keys
+    return shape.rows if shape.seq_len <= FEW_QUERIES and shape.seq_len < shape.kv_len else 0
 
 
 def packed_rows(shape: Shape, multiprocessors: int) -> int:
@@ -161,28 +156,20 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
             UserError: there is none, or a kernel changed since.
         """
         shape = shape.plain
-        for split in (True, False) if packed_rows(shape, self.multiprocessors) else (False,):
-            alike = self._alike.get((shape.head_dim, shape.causal, split), {}).values()
-            if chosen := self._nearest(shape, sorted(alike, key=lambda near: near[0].distance(shape))):
-                rung, tile = self.instance(chosen)
-                tiles = rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows)
-                return chosen if tile in tiles else chosen.model_copy(update={"tile": tiles[0].name})
+        for splits in (True, False) if packed_rows(shape, self.multiprocessors) else (False,):
+            kind = (shape.head_dim, shape.causal, splits)
+            alike = [near for at, near in self.at.items() if (at.head_dim, at.causal, at.rows > 0) == kind]
+            for near in sorted(alike, key=lambda near: near[0].distance(shape)):
+                stated = [(choice, *self.instance(choice)) for choice in near]
+                if serving := [one for one in stated if _serves(*one[1:], shape)]:
+                    expected_us = [one.expected_us(tile, shape, self.multiprocessors) for one, _, tile in serving]
+                    chosen, rung, tile = serving[expected_us.index(min(expected_us))]
+                    tiles = rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows)
+                    return chosen if tile in tiles else chosen.model_copy(update={"tile": tiles[0].name})
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
-    def _nearest(self, shape: Shape, by_distance: Collection[list[TileChoice]]) -> TileChoice | None:
-        """The fastest choice at the first of these places where one serves a shape; None if none does."""
-        for near in by_distance:
-            stated = [(choice, *self.instance(choice)) for choice in near]
-            if serving := [(choice, tile) for choice, rung, tile in stated if _serves(rung, tile, shape)]:
-                return min(serving, key=lambda pair: pair[0].expected_us(pair[1], shape, self.multiprocessors))[0]
-        return None
-
     def instance(self, choice: TileChoice) -> tuple[Rung, Tile]:
-        """The rung and the tile of one of the choices; the ladder is read once.
-
-        Raises:
-            UserError: the rung changed since, or is gone.
-        """
+        """The rung and the tile of one of the choices; UserError if the rung changed since. The ladder is read once."""
         every, now = self._ladder
         name = PREFIX + choice.rung
         if name not in now or now[name] != self.sources.get(name):
@@ -203,19 +190,17 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         return every, ladder.hashes(every)
 
     @cached_property
-    def _alike(self) -> dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[TileChoice]]]:
-        """The choices at each place, for each head_dim and mask, with `rows` and without."""
-        found: dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[TileChoice]]] = {}
+    def at(self) -> dict[Place, list[TileChoice]]:
+        """The choices at each place."""
+        found: dict[Place, list[TileChoice]] = {}
         for choice in self.choices:
-            of_kind = found.setdefault((choice.head_dim, choice.causal, choice.rows > 0), {})
-            of_kind.setdefault(choice.place, []).append(choice)
+            found.setdefault(choice.place, []).append(choice)
         return found
 
 
 def _serves(rung: Rung, tile: Tile, shape: Shape) -> bool:
-    queries_fit = rung.serves_queries(shape.seq_len) and rung.serves_rows(tile, shape.rows)
-    fits = tile.serves_length(shape.kv_len) and queries_fit
-    return fits and (rung.arguments in ladder.STRIDED or not shape.special)
+    fits = tile.serves_length(shape.kv_len) and rung.serves_queries(shape.seq_len)
+    return fits and rung.serves_rows(tile, shape.rows) and (rung.strided or not shape.special)
 
 
 def path(device_name: str) -> Path:
@@ -229,17 +214,12 @@ def write(tuning: Tuning) -> Path:
 
 
 def load(device_name: str) -> Tuning:
-    """The tuning of the device of this name.
-
-    Raises:
-        UserError: there is none, its file can't be read or holds no tuning, or it was made on another device.
-    """
-    source = path(device_name)
-    where = paths.shown(source)
-    absent = f"no tuning for {device_name}: run `make tune`"
+    """The tuning of the device of this name; UserError if its file is absent, no tuning, or of another device."""
+    source, absent = path(device_name), f"no tuning for {device_name}: run `make tune`"
     tuning = documents.read(source, Tuning, "tuning", absent, "make tune")
     if tuning.device != device_name:
-        raise UserError(f"{where} was made on {tuning.device}, and this is {device_name}: run `make tune`")
+        made = f"{paths.shown(source)} was made on {tuning.device}"
+        raise UserError(f"{made}, and this is {device_name}: run `make tune`")
     return tuning
 
 
@@ -247,9 +227,8 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     """By implementation, what identifies each kernel among `names` that is there, and each function of one's own.
 
     It is that of `ladder.hashes`, of `kernel.fp8` also where that is called with other inputs. For `kernel.best`, it is
-    a SHA-256 over the choices for the device of this name and the hashes of the rungs that they name, which are told as
-    well.
-    For ``python.<module>.<function>``, it is that of the module's file.
+    a SHA-256 over the choices for this device and the hashes of the rungs that they name, which are told as well. For
+    ``python.<module>.<function>``, it is that of the module's file.
 
     Raises:
         UserError: `kernel.best` is among the names, and the file of the tuning holds none; a module is not found.

@@ -1,6 +1,7 @@
 """`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
 
 from contextlib import suppress
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from attnlab.measuring.kernels.rungs import Kernel, Launcher, Prepared
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import LAYOUTS, Shape
-from attnlab.study.tuning import Tuning
 
 FEW = f"{ladder.PREFIX}few"
 
@@ -21,7 +21,7 @@ class Best(Launcher):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tunings: dict[str, Tuning] = {}
+        self._tuning = cache(tuning.load)
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         return self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale)
@@ -35,18 +35,14 @@ class Best(Launcher):
             raise Unsupported(f"best takes Q, K and V (batch, heads, length, head_dim), not {shapes}")
         try:
             batch, heads, seq_len, head_dim = q.shape
-            _, kv_heads, kv_len, _ = k.shape
             shape = Shape(
                 *(batch, heads, seq_len, head_dim, causal, str(q.dtype).removeprefix("torch.")),
-                kv_heads=kv_heads,
-                kv_len=kv_len,
+                kv_heads=k.shape[1],
+                kv_len=k.shape[2],
                 layout=LAYOUTS[not all(tensor.is_contiguous() for tensor in (q, k, v))],
                 scale=scale or 0.0,
             )
-            device_name = torch.cuda.get_device_name(q.device)
-            if device_name not in self._tunings:
-                self._tunings[device_name] = tuning.load(device_name)
-            chosen = self._tunings[device_name]
+            chosen = self._tuning(torch.cuda.get_device_name(q.device))
             return rungs.kernel(*chosen.instance(chosen.choice(shape)))
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
@@ -64,11 +60,7 @@ class OfLengths(Best):
 
 
 def implementation(name: str) -> Implementation:
-    """The kernel that a study calls `name`: ``kernel.<rung>``, or ``kernel.best``.
-
-    Raises:
-        UserError: it is a rung that the ladder does not have.
-    """
+    """The kernel that a study calls `name`: ``kernel.<rung>`` or ``kernel.best``; UserError if there is none."""
     if name != ladder.BEST:
         return rungs.implementation(name)
     best, repeats = Best(), all(rung.reproducible for rung in ladder.load())

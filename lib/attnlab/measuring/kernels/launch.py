@@ -2,7 +2,6 @@
 
 import ctypes
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ MERGE_ROWS = MERGE_THREADS // 32
 ALIGNMENT = 64
 
 
-class Parameters(ABC):
+class Parameters:
     """The parameters of a kernel in memory: tensors, mostly Q, K, V and O, then scalars.
 
     The driver copies them when it launches or captures the kernel. Until then they belong to one thread.
@@ -44,10 +43,6 @@ class Parameters(ABC):
         self._pointers = (ctypes.c_void_p * len(each))(*each)
         self.address = ctypes.addressof(self._pointers)
 
-    @abstractmethod
-    def point(self, addresses: Addresses) -> None:
-        """Let the tensors lie at these addresses of the device."""
-
 
 class Pointers(Parameters):
     """Tensors by their addresses, so many of them."""
@@ -57,6 +52,7 @@ class Pointers(Parameters):
         self._words = (ctypes.c_uint64 * tensors).from_address(self._places[0])
 
     def point(self, addresses: Addresses) -> None:
+        """Let the tensors lie at these addresses of the device."""
         self._words[:] = list(addresses)
 
 
@@ -70,12 +66,12 @@ class Maps(Parameters):
     def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
         super().__init__(encoded, scalars)
         self.each = [(ctypes.c_char * maps.BYTES).from_address(place) for place in self._places]
-        self._maps = [maps.at(place) for place in self._places]
-        self._held = [0] * 4
-        driver = maps.driver()
+        driver, self._held = maps.driver(), [0] * 4
+        self._maps = [driver.CUtensorMap(_ptr=place) for place in self._places]
         self._replace, self._success = driver.cuTensorMapReplaceAddress, driver.CUresult.CUDA_SUCCESS
 
     def point(self, addresses: Addresses) -> None:
+        """As `Pointers.point`; Broken if the driver refuses an address."""
         held = self._held
         for number, address in enumerate(addresses):
             if held[number] != address:
@@ -237,7 +233,9 @@ class SplitLaunch(Launch):
         if (at_q | at_k | at_v) % maps.ALIGNMENT:
             raise Unsupported(maps.MISALIGNED)
         if kv_lens is not None:
-            self._require_lengths(kv_lens)
+            there = kv_lens.get_device() == self.device and kv_lens.is_contiguous()
+            if not there or kv_lens.dtype != torch.int32 or kv_lens.shape != (self.batch,):
+                raise Unsupported(f"kv_lens has to be an int32 tensor ({self.batch},) on the device of Q")
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 return self.of_lengths(q, k, v, kv_lens)
@@ -273,11 +271,6 @@ class SplitLaunch(Launch):
         config = early(self.ctas, self.threads, self.shared_bytes, self.cluster)
         self._own.parameters = parameters, merging, config, early(self.merge_ctas, MERGE_THREADS)
         return self._own.parameters
-
-    def _require_lengths(self, kv_lens: Tensor) -> None:
-        there = kv_lens.get_device() == self.device and kv_lens.is_contiguous()
-        if not there or kv_lens.dtype != torch.int32 or kv_lens.shape != (self.batch,):
-            raise Unsupported(f"kv_lens has to be an int32 tensor ({self.batch},) on the device of Q")
 
 
 def early(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> Any:

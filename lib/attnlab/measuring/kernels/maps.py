@@ -25,29 +25,55 @@ MOST_HEADS, MOST_BATCHES, MOST_ITEMS = 2**16 - 1, 2**15 - 1, 2**31 - 1
 def contiguous(tensor: Tensor, address: int, rows: int) -> bytes:
     """A map of a contiguous tensor ``(batch, heads, seq_len, head_dim)`` in which all heads are one dimension.
 
-    Its three dimensions are, innermost first, head_dim, seq_len, and heads over all batches. A box is 64 columns of
-    `rows` rows of one head, or up to 128 of 8 bits, with 16-byte chunks swizzled over 128 bytes. What lies outside of
-    the tensor reads as zero and is not written.
-
-    Raises:
-        Broken: the driver makes no such map.
+    Its dimensions are, innermost first, head_dim, seq_len, and heads over all batches; see `strided`.
     """
-    batch, heads, seq_len, head_dim = tensor.shape
-    return _encoded(tensor, address, (head_dim, seq_len, batch * heads), (head_dim, head_dim * seq_len), rows)
+    return strided(tensor.flatten(0, 1), address, rows)
 
 
 def strided(tensor: Tensor, address: int, rows: int) -> bytes:
     """A map of a tensor ``(batch, heads, seq_len, head_dim)`` with any strides that `refusal` doesn't refuse.
 
-    Its four dimensions are, innermost first, head_dim, seq_len, heads and batch; boxes are those of `contiguous`.
+    Its dimensions are those of the tensor, innermost first. A box is 64 columns of `rows` rows of one head, or up to
+    128 of 8 bits, with 16-byte chunks swizzled over 128 bytes; rows of 64 columns of 8 bits are swizzled over their 64
+    bytes. What lies outside of the tensor reads as zero and is not written.
 
     Raises:
         Broken: the driver makes no such map.
     """
     sizes, strides = tensor.shape[::-1], tensor.stride()[-2::-1]
     # The stride of a dimension of size 1 is never used, but has to be valid.
-    valid = tuple(stride if size > 1 else sizes[0] for size, stride in zip(sizes[1:], strides, strict=True))
-    return _encoded(tensor, address, tuple(sizes), valid, rows)
+    valid = [stride if size > 1 else sizes[0] for size, stride in zip(sizes[1:], strides, strict=True)]
+    cuda = driver()
+    types = {
+        torch.float16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        torch.bfloat16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        torch.float8_e4m3fn: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    }
+    swizzles = {
+        64: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+        128: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    }
+    row_bytes = min(sizes[0] * tensor.element_size(), 2 * BOX_COLUMNS)
+    box = (row_bytes // tensor.element_size(), rows, *[1] * (len(sizes) - 2))
+    error, encoded = cuda.cuTensorMapEncodeTiled(
+        types[tensor.dtype],
+        len(sizes),
+        address,
+        [cuda.cuuint64_t(size) for size in sizes],
+        [cuda.cuuint64_t(stride * tensor.element_size()) for stride in valid],
+        [cuda.cuuint32_t(extent) for extent in box],
+        [cuda.cuuint32_t(1)] * len(sizes),
+        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzles[row_bytes],
+        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        raise Broken(
+            f"the driver makes no tensor map with boxes of {rows} rows for {tuple(tensor.shape)} with strides "
+            f"{tensor.stride()}: {error.name}"
+        )
+    return ctypes.string_at(encoded.getPtr(), BYTES)
 
 
 def refusal(tensor: Tensor) -> str:
@@ -73,56 +99,9 @@ def _bytes_apart(tensor: Tensor) -> list[int]:
     return [stride * tensor.element_size() for size, stride in zip(sizes, strides, strict=True) if size > 1]
 
 
-def _encoded(tensor: Tensor, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], rows: int) -> bytes:
-    """The map of a tensor at an address, with the strides in elements of all dimensions but the innermost.
-
-    Rows of 64 columns of 8 bits are swizzled over their 64 bytes.
-    """
-    cuda = driver()
-    types = {
-        torch.float16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        torch.bfloat16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        torch.float8_e4m3fn: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-    }
-    swizzles = {
-        64: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
-        128: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-    }
-    row_bytes = min(sizes[0] * tensor.element_size(), 2 * BOX_COLUMNS)
-    box = (row_bytes // tensor.element_size(), rows, *[1] * (len(sizes) - 2))
-    error, encoded = cuda.cuTensorMapEncodeTiled(
-        types[tensor.dtype],
-        len(sizes),
-        address,
-        [cuda.cuuint64_t(size) for size in sizes],
-        [cuda.cuuint64_t(stride * tensor.element_size()) for stride in strides],
-        [cuda.cuuint32_t(extent) for extent in box],
-        [cuda.cuuint32_t(1)] * len(sizes),
-        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzles[row_bytes],
-        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    if error != cuda.CUresult.CUDA_SUCCESS:
-        raise Broken(
-            f"the driver makes no tensor map with boxes of {rows} rows for {tuple(tensor.shape)} with strides "
-            f"{tensor.stride()}: {error.name}"
-        )
-    return ctypes.string_at(encoded.getPtr(), BYTES)
-
-
-def at(memory: int) -> Any:
-    """The map that lies at this address of the host, as the driver's functions take it."""
-    return driver().CUtensorMap(_ptr=memory)
-
-
 @cache
 def driver() -> Any:
-    """CUDA's own bindings of the driver.
-
-    Raises:
-        Unsupported: they are not installed.
-    """
+    """CUDA's own bindings of the driver; Unsupported if they are not installed."""
     try:
         from cuda.bindings import driver
     except ImportError:

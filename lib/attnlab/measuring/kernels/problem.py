@@ -204,23 +204,15 @@ def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int, hidd
         ctas_per_sm: how many of them share a multiprocessor.
         hidden: the part of the keys that the first query doesn't see.
     """
-    choices = (
+    return min(
         (cost(clusters, cluster, items, tiles, rows, at_once, ctas_per_sm, hidden), clusters, cluster)
         for cluster, at_once in held
         for clusters in range(1, max(1, min(tiles, MOST_ROUNDS * at_once // items)) // cluster + 1)
-    )
-    return min(choices)[1:]
+    )[1:]
 
 
 def cost(
-    clusters: int,
-    cluster: int,
-    items: int,
-    tiles: int,
-    rows: int,
-    at_once: int,
-    ctas_per_sm: int,
-    hidden: float = 0.0,
+    clusters: int, cluster: int, items: int, tiles: int, rows: int, at_once: int, ctas_per_sm: int, hidden: float = 0.0
 ) -> float:
     """How long a split takes, in the time that a CTA takes for a tile of keys.
 

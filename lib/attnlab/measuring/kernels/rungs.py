@@ -31,8 +31,6 @@ from attnlab.measuring.subjects.implementation import Broken, Implementation, Un
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
-# The `arguments` of kernels that pack a head and its batch.
-PACKED = ("views", ladder.SCALED)
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
 KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
@@ -52,13 +50,10 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device.
+    """One instance of a kernel on a device, for a tile and a dtype of O; with split keys, what merges and is held."""
 
-    Attributes:
-        merge: if it splits keys, the kernel that merges its results.
-        held: if it splits keys, the CTAs that the device holds at once.
-    """
-
+    tile: Tile
+    dtype: str
     function: Any
     expression: str
     architecture: str
@@ -69,11 +64,10 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A launch, and the instance and tile that it launches."""
+    """A launch, and the instance that it launches."""
 
     launch: Launch
     compiled: _Compiled
-    tile: Tile
 
 
 class Launcher(ABC):
@@ -92,13 +86,7 @@ class Launcher(ABC):
         """
 
     def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        causal: bool,
-        scale: float | None = None,
-        kv_lens: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, kv_lens: Tensor | None = None
     ) -> Tensor:
         """Launch on torch's current stream; `kv_lens` as for `SplitLaunch.of_lengths`; raises as `prepare` does."""
         launch = self.prepared(q, k, v, causal, scale).launch
@@ -123,7 +111,7 @@ class Launcher(ABC):
 
 def needs(prepared: Prepared) -> dict[str, Any]:
     """What a prepared launch needs, as `Launcher.resources`."""
-    compiled, tile = prepared.compiled, prepared.tile
+    compiled, tile = prepared.compiled, prepared.compiled.tile
     return {
         "function": compiled.expression,
         "architecture": compiled.architecture,
@@ -186,67 +174,36 @@ class Kernel(Launcher):
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     ) -> Prepared:
         """A launch for tensors that the tile serves."""
-        rung, device = self.rung, q.get_device()
-        batch, heads, seq_len, head_dim = q.shape
+        device, head_dim = q.get_device(), q.shape[3]
         with torch.cuda.device(device):
             instance = (dtype, head_dim, tile.name, causal, device)
             if instance not in self._compiled:
                 self._compiled[instance] = self._compile(dtype, tile, causal)
-            compiled = self._compiled[instance]
-            if rung.splits_keys:
-                return Prepared(_split(rung, tile, compiled, q, k, v, causal, scale), compiled, tile)
-            ctas = tile.items(seq_len, batch * heads)
-            if rung.persistent:
-                ctas = _resident(rung, tile, ctas, _held(compiled, device), causal)
-            encoded = _encoded(rung, tile, q, k, v, dtype)
-            scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
-            launch = (ScaledLaunch if rung.scaled else Launch)(
-                compiled.function.kernel.ptr,
-                ctas,
-                tile.threads,
-                tile.shared_bytes,
-                device,
-                partial(ScaledMaps if rung.scaled else Maps, encoded, scalars)
-                if encoded
-                else partial(Pointers, scalars),
-                partial(_failure, rung, tile, compiled.expression),
-            )
-        return Prepared(launch, compiled, tile)
+            compiled, factor = self._compiled[instance], 1 / math.sqrt(head_dim) if scale is None else scale
+            made = (_split if self.rung.splits_keys else _whole)(self.rung, compiled, q, k, v, causal, factor)
+        return Prepared(made, compiled)
 
     def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
-        try:
-            import cupy
-            from cupy.cuda.compiler import CompileException
-            from cupy_backends.cuda.api import driver
-        except ImportError:
-            raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
-
-        rung = self.rung
-        capability = torch.cuda.get_device_capability()
+        rung, capability = self.rung, torch.cuda.get_device_capability()
         architecture = rung.architecture(capability)
         if architecture is None:
-            raise Unsupported(
-                f"{rung.name} is written for {', '.join(rung.architectures)}, and this device's compute capability is "
-                f"{capability[0]}.{capability[1]}"
-            )
+            own = "{}.{}".format(*capability)
+            written = ", ".join(rung.architectures)
+            raise Unsupported(f"{rung.name} is written for {written}, and this device's compute capability is {own}")
         most = torch.cuda.get_device_properties().shared_memory_per_block_optin  # type: ignore[attr-defined]
         if tile.shared_bytes > most:
             raise Unsupported(
                 f"{rung.name} needs {tile.shared_bytes} bytes of shared memory a CTA in {tile.title}, and this device "
                 f"gives {most}"
             )
-        expression = rung.expression(dtype, tile, causal)
-        options = nvrtc.flags(architecture)
         # The program is read once: all instances of this kernel have one source, even if it is edited in the meantime.
         self._source = self._source or nvrtc.program(rung)
-        merging = rung.merge_expression(dtype, tile)
-        names = (expression, merging) if merging else (expression,)
-        module = cupy.RawModule(code=self._source, options=options, name_expressions=names)
-        try:
-            function = module.get_function(expression)
-            merge = module.get_function(merging) if merging else None
-        except CompileException as error:
-            raise Broken(nvrtc.explained(rung, expression, options, error.get_message())) from None
+        expression = rung.expression(dtype, tile, causal)
+        expressions = tuple(filter(None, (expression, rung.merge_expression(dtype, tile))))
+        explain = partial(nvrtc.explained, rung, expression, nvrtc.flags(architecture))
+        function, *merge = functions(self._source, expressions, architecture, explain)
+        from cupy_backends.cuda.api import driver
+
         try:
             # Tiles that share an instance share this setting: it is that of the largest.
             if tile.shared_bytes > function.max_dynamic_shared_size_bytes:
@@ -265,15 +222,33 @@ class Kernel(Launcher):
         held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if merge else ()
         if rung.paired:  # a pair is a cluster, and nothing else is
             held = ((1, dict(held)[PAIR]),)
-        return _Compiled(function, expression, architecture, ctas_per_sm, merge, held)
+        merging = merge[0] if merge else None
+        return _Compiled(tile, dtype, function, expression, architecture, ctas_per_sm, merging, held)
+
+
+def functions(source: str, names: Sequence[str], architecture: str, explain: Callable[[str], str]) -> list[Any]:
+    """Kernels of a source on the current device, each by its name or the name of a template's instance.
+
+    Raises:
+        Unsupported: CuPy is not installed.
+        Broken: the source doesn't compile; `explain` makes the message of the compiler's log.
+    """
+    try:
+        import cupy
+        from cupy.cuda.compiler import CompileException
+    except ImportError:
+        raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
+
+    instances = tuple(name for name in names if "<" in name)
+    module = cupy.RawModule(code=source, options=nvrtc.flags(architecture), name_expressions=instances or None)
+    try:
+        return [module.get_function(name) for name in names]
+    except CompileException as error:
+        raise Broken(explain(error.get_message())) from None
 
 
 def implementation(name: str) -> Implementation:
-    """The rung that is called ``kernel.<rung>``, as its source and entry are now; compiled once per process.
-
-    Raises:
-        UserError: the ladder has no such rung.
-    """
+    """The rung that is called ``kernel.<rung>``, as its source and entry are now; UserError if the ladder has none."""
     return named(name, of(ladder.rung(name)))
 
 
@@ -289,9 +264,8 @@ def kernel(rung: Rung, tile: Tile) -> Kernel:
 
 def named(name: str, kernel: Kernel) -> Implementation:
     """A kernel as the implementation of this name."""
-    return Implementation(
-        name, kernel, resources=kernel.resources, differentiable=False, repeats=kernel.rung.reproducible
-    )
+    repeats = kernel.rung.reproducible
+    return Implementation(name, kernel, resources=kernel.resources, differentiable=False, repeats=repeats)
 
 
 def of(rung: Rung) -> Kernel:
@@ -302,40 +276,43 @@ def of(rung: Rung) -> Kernel:
 _KERNELS: dict[str, Kernel] = {}
 
 
+def _whole(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Launch:
+    """A launch of a kernel whose CTAs each have all keys; those of a persistent one each find work."""
+    (batch, heads, seq_len, _), tile = q.shape, compiled.tile
+    device = torch.cuda.get_device_properties(q.device)
+    ctas = tile.items(seq_len, batch * heads)
+    if rung.persistent:
+        held = compiled.ctas_per_sm * device.multi_processor_count
+        shared = shares(ctas, held, tile.rows // tile.box) if rung.strided and not causal else 1
+        ctas = min(ctas * shared, held)
+    scalars: list[Any] = [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
+    if rung.strided:
+        scalars = [Problem.of(q, k, causal, scale, tile, ctas, device.L2_cache_size)]
+    parameters: Callable[[], Any] = partial(Pointers, scalars)
+    if rung.arguments == "tensor maps":
+        parameters = partial(
+            ScaledMaps if rung.scaled else Maps, _encoded(rung, tile, q, k, v, compiled.dtype), scalars
+        )
+    return (ScaledLaunch if rung.scaled else Launch)(
+        compiled.function.kernel.ptr,
+        ctas,
+        tile.threads,
+        tile.shared_bytes,
+        q.get_device(),
+        parameters,
+        partial(_failure, rung, tile, compiled.expression),
+    )
+
+
 def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> list[bytes]:
-    """The tensor maps of Q, K, V and O; none for a rung that takes addresses."""
-    if rung.arguments == "pointers":
-        return []
+    """The tensor maps of Q, K, V and O; of K and V alone where each of a pair loads its part of a tile's keys."""
     output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
-    encode = maps.strided if rung.arguments in ladder.STRIDED else maps.contiguous
-    boxes = ((q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box))
-    return [encode(tensor, _valid_address(q), box) for tensor, box in boxes]
-
-
-def _valid_address(tensor: Tensor) -> int:
-    """An address that the driver takes for a map. Each launch puts its tensors' own in, or refuses them."""
-    return tensor.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
-
-
-def _resident(rung: Rung, tile: Tile, items: int, held: int, causal: bool) -> int:
-    """The CTAs of a persistent kernel, each of which finds work, on a device that holds so many at once."""
-    shared = rung.arguments in ladder.STRIDED and not causal
-    return min(items * (shares(items, held, tile.rows // tile.box) if shared else 1), held)
-
-
-def _scalars(rung: Rung, tile: Tile, q: Tensor, k: Tensor, causal: bool, scale: float | None, ctas: int) -> list[Any]:
-    """What follows the tensors among the parameters of a kernel."""
-    batch, heads, seq_len, head_dim = q.shape
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    if rung.arguments not in ladder.STRIDED:
-        return [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
-    l2_bytes = torch.cuda.get_device_properties(q.device).L2_cache_size
-    return [Problem.of(q, k, causal, scale, tile, ctas, l2_bytes)]
-
-
-def _held(compiled: _Compiled, device: int) -> int:
-    """How many CTAs of an instance the device holds at once."""
-    return compiled.ctas_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+    boxes = [(q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box)]
+    if rung.paired:
+        boxes = [(tensor, tile.keys // PAIR) for tensor in (k, v)]
+    # An address that the driver takes for a map: each launch puts its tensors' own in, or refuses them.
+    address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
+    return [(maps.strided if rung.strided else maps.contiguous)(tensor, address, rows) for tensor, rows in boxes]
 
 
 def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
@@ -352,24 +329,18 @@ def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
     return tuple(held)
 
 
-def _split(
-    rung: Rung, tile: Tile, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
-) -> SplitLaunch:
+def _split(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> SplitLaunch:
     """A launch of a kernel that splits keys."""
-    batch, heads, queries, head_dim = q.shape
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    (batch, heads, queries, head_dim), tile = q.shape, compiled.tile
     packing = Packing.of(q, k, v, causal, scale, tile, compiled.held, compiled.ctas_per_sm)
     rows = batch * heads * queries  # each of which has a partial result of each cluster, with its logarithm
-    floats = rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
-    ctas = tile.items(of_head, all_kv_heads) * packing.clusters * packing.cluster
     parameters: Callable[[], Pointers] = partial(Pointers, [packing], 6)
-    if rung.paired:  # each of a pair loads its part of a tile's keys
-        encoded = [maps.strided(tensor, _valid_address(tensor), tile.keys // PAIR) for tensor in (k, v)]
-        parameters = partial(MappedPointers, [packing], 6, encoded)
+    if rung.paired:
+        parameters = partial(MappedPointers, [packing], 6, _encoded(rung, tile, q, k, v, compiled.dtype))
     return SplitLaunch(
         compiled.function.kernel.ptr,
-        ctas,
+        tile.items(of_head, all_kv_heads) * packing.clusters * packing.cluster,
         tile.threads,
         tile.shared_bytes,
         q.get_device(),
@@ -378,7 +349,7 @@ def _split(
         PAIR if rung.paired else packing.cluster,
         compiled.merge.kernel.ptr,
         all_kv_heads * math.ceil(of_head / MERGE_ROWS),
-        floats,
+        rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0,
         batch,
     )
 
@@ -398,25 +369,25 @@ def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
     """The tile for such inputs, whatever their dtype; raises Unsupported with the reason if the rung has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
-    if refused := (_unlike_views if rung.arguments in ladder.STRIDED else _unlike_plain)(q, k, v, causal, scale):
+    if refused := (_unlike_views if rung.strided else _unlike_plain)(q, k, v, causal, scale):
         raise Unsupported(f"{rung.name} {refused}")
-    kv_len, head_dim = k.shape[2:]
-    rows = q.shape[2] * q.shape[1] // (k.shape[1] or 1)
-    tiles = rung.tiles_for(head_dim, kv_len, causal, rows)
-    if not tiles:
+    (_, heads, queries, _), (_, kv_heads, kv_len, head_dim) = q.shape, k.shape
+    rows = queries * heads // (kv_heads or 1)
+    tile = next(iter(rung.tiles_for(head_dim, kv_len, causal, rows)), None)
+    if tile is None:
         mask = ladder.MASKS[causal]
         raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
-    if not rung.serves_queries(q.shape[2]):
-        raise Unsupported(f"{rung.name} serves at most {rung.most_queries} queries of a head, not {q.shape[2]}")
-    if not q.numel():
-        raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
-    tile = tiles[0]
-    if not rung.serves_rows(tile, rows):
-        raise Unsupported(
-            f"{rung.name} serves heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"
-        )
-    if limit := maps.limit(q, tile.rows, packed=rung.arguments in PACKED):
-        raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
+    served = ""
+    if not rung.serves_queries(queries):
+        served = f"at most {rung.most_queries} queries of a head, not {queries}"
+    elif not q.numel():
+        served = f"no queries of {tuple(q.shape)}"
+    elif not rung.serves_rows(tile, rows):
+        served = f"heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"
+    elif limit := maps.limit(q, tile.rows, packed=rung.strided and not rung.splits_keys):
+        served = f"{limit}, which queries of {tuple(q.shape)} exceed"
+    if served:
+        raise Unsupported(f"{rung.name} serves {served}")
     return tile
 
 
@@ -467,5 +438,4 @@ def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:
 
 
 def _entry(rung: Rung, tile: Tile) -> str:
-    ladder_file = paths.shown(paths.kernels() / "ladder.toml")
-    return f"{ladder_file}, rung {rung.name!r}, {tile.title}"
+    return f"{paths.shown(paths.kernels() / 'ladder.toml')}, rung {rung.name!r}, {tile.title}"

@@ -32,9 +32,9 @@ from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study import ladder, tuning
-from attnlab.study.ladder import Rung, Tile
+from attnlab.study.ladder import Rung
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Place, TileChoice, Tuning
+from attnlab.study.tuning import TileChoice, Tuning
 
 ROUNDS = 9
 VALUES = ("normal", "sd 6", "rising 24")
@@ -110,15 +110,22 @@ class Finalists:
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
         right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
-        latencies_us = _slowest(shape, _captured(right), windows, self.device)
+        pool: Any = torch.cuda.graph_pool_handle()
+        for subject in right:
+            subject.attempt(partial(cuda_events.capture, subject.case, pool))
+        latencies_us = _slowest(shape, alive(right), windows, self.device)
         for subject in subjects:
             if subject.status in (FAILED, OUT_OF_MEMORY):
                 self.out.add((subject.implementation.name, shape.head_dim))
                 say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
         most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
         kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
-        place = tuning.place(shape, self.multiprocessors)
-        found = [_choice(place, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
+        place = tuning.place(shape, self.multiprocessors)._asdict()
+        found = [
+            TileChoice(**place, rung=rung.name, tile=tile.name, latency_us=kept_us[one.name])
+            for rung, tile, one in there
+            if one.name in kept_us
+        ]
         return sorted(found, key=lambda choice: choice.latency_us)
 
 
@@ -137,13 +144,12 @@ def tune() -> Path:
         raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")
     environment.lock()
     device, name, path = torch.device("cuda"), torch.cuda.get_device_name(), None
-    multiprocessors = devices.describe(device)["multiprocessors"]
-    finalists = Finalists(ladder.drawn(), device, multiprocessors)
+    finalists = Finalists(ladder.drawn(), device, devices.describe(device)["multiprocessors"])
     try:
         for choices in _choices(finalists, _held(finalists, name)):
             made = Tuning(
                 device=name,
-                multiprocessors=multiprocessors,
+                multiprocessors=finalists.multiprocessors,
                 torch=torch.__version__,
                 command="make tune",
                 clock=WARM.words,
@@ -167,12 +173,9 @@ def _held(finalists: Finalists, name: str) -> dict[Shape, list[TileChoice]]:
     if before.torch != torch.__version__:
         return {}
     changed = {name for name, _ in ladder.hashes(finalists.rungs).items() - before.sources.items()}
-    at: dict[Place, list[TileChoice]] = {}
-    for choice in before.choices:
-        at.setdefault(choice.place, []).append(choice)
-    found = {shape: at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
-    able = {shape: {rung.implementation for rung in finalists.able(shape)} for shape in SHAPES}
-    return {shape: choices for shape, choices in found.items() if choices and not changed & able[shape]}
+    found = {shape: before.at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
+    same = (shape for shape in SHAPES if changed.isdisjoint(rung.implementation for rung in finalists.able(shape)))
+    return {shape: found[shape] for shape in same if found[shape]}
 
 
 def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Iterator[list[TileChoice]]:
@@ -183,24 +186,19 @@ def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Itera
     for number, shape in enumerate(SHAPES, 1):
         if shape in held:
             continue
+        said = "nothing serves it"
         try:
-            fastest = finalists.fastest(shape)
+            held[shape] = finalists.fastest(shape)
         except torch.OutOfMemoryError:
-            say(f"{number} of {len(SHAPES)}, {shape}: the device's memory doesn't hold it")
-            continue
+            said = "the device's memory doesn't hold it"
         finally:
             devices.release(finalists.device)
-        if not fastest:
-            say(f"{number} of {len(SHAPES)}, {shape}: nothing serves it")
-            continue
-        rung, tile = fastest[0].instance(finalists.rungs)
-        say(f"{number} of {len(SHAPES)}, {shape}: {rungs.pinned(rung, tile).name}, {fastest[0].latency_us:.4g} us")
-        held[shape] = fastest
-        yield [choice for one in SHAPES for choice in held.get(one, [])]
-
-
-def _choice(place: Place, rung: Rung, tile: Tile, latency_us: float) -> TileChoice:
-    return TileChoice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us)
+        if fastest := held.get(shape):
+            called = rungs.pinned(*fastest[0].instance(finalists.rungs)).name
+            said = f"{called}, {fastest[0].latency_us:.4g} us"
+        say(f"{number} of {len(SHAPES)}, {shape}: {said}")
+        if fastest:
+            yield [choice for one in SHAPES for choice in held.get(one, [])]
 
 
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
@@ -221,13 +219,6 @@ def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Su
             right.append(subject)
             most_us = TOO_SLOW * rough_us[right[0].implementation.name]
     return right
-
-
-def _captured(subjects: list[Subject]) -> list[Subject]:
-    pool: Any = torch.cuda.graph_pool_handle()
-    for subject in subjects:
-        subject.attempt(partial(cuda_events.capture, subject.case, pool))
-    return alive(subjects)
 
 
 def _slowest(shape: Shape, subjects: list[Subject], windows: Windows, device: torch.device) -> dict[str, float]:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from attnlab.base import paths
+from attnlab.base.documents import validated
 from attnlab.base.errors import UserError, suggestion
-from attnlab.compile import nvrtc, occupancy
+from attnlab.compile import nvrtc
 from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects import registry
-from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measuring.subjects.implementation import Implementation, Unsupported
 from attnlab.study import implementations, ladder
 from attnlab.study.ladder import ELEMENTS, Rung, Tile
 from attnlab.study.shapes import Shape
@@ -72,22 +73,25 @@ class LadderKernel:
         return LadderKernel(self.rung.model_copy(update={"text": _edited(self.source, old, new)}))
 
     def resources(self, shape: Shape) -> pd.DataFrame:
-        """What the compiler says of the instance at a shape, a row for each architecture: `_needs` has the columns.
+        """What the compiler says of the instance at a shape, a row for each architecture: `Instance.needs`.
 
         Raises:
             UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
         """
-        tiles = self.rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal)
-        if not tiles or shape.dtype not in self.rung.dtypes:
+        tile = next(iter(self.rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal)), None)
+        if not tile or shape.dtype not in self.rung.dtypes:
             raise UserError(f"{self.rung.name} has no tile for {shape}")
-        expression, rows = self.rung.expression(shape.dtype, tiles[0], shape.causal), []
-        ctas = tiles[0].items(shape.seq_len, shape.batch * shape.heads)
+        expression, rows = self.rung.expression(shape.dtype, tile, shape.causal), []
+        per_call = tile.threads, tile.shared_bytes, tile.items(shape.seq_len, shape.batch * shape.heads)
         for architecture in self.rung.architectures:
             build = nvrtc.build(self.rung, architecture, [expression])
             if build.error:
                 raise UserError(build.error)
-            instance, tile = build.instances[expression], tiles[0]
-            rows.append(_needs(expression, architecture, instance, tile.threads, tile.shared_bytes, ctas))
+            instance = build.instances[expression]
+            if instance.most_threads not in (0, tile.threads):
+                raise UserError(f"{expression} is written for {instance.most_threads} threads: state other `sizes`")
+            needs = instance.needs(architecture, *per_call, self.rung.persistent)
+            rows.append({"function": expression, "architecture": architecture} | needs)
         return pd.DataFrame(rows)
 
     def implementation(self) -> Implementation:
@@ -123,16 +127,11 @@ class SourceKernel:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         output = torch.empty_like(q)
         addresses = [np.uint64(tensor.data_ptr()) for tensor in (q, k, v, output)]
-        scalars = (
-            np.int32(shape.batch * shape.heads),
-            np.int32(shape.seq_len),
-            np.float32(scale or shape.head_dim**-0.5),
-        )
+        given = (*addresses, np.int32(batch * heads), np.int32(seq_len), np.float32(scale or head_dim**-0.5))
         with torch.cuda.device(q.device):
-            launch = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
-            stream = _stream(torch.cuda.current_stream().cuda_stream)
-            with stream:
-                launch(self._grid(shape), (self.threads,), (*addresses, *scalars), shared_mem=self.shared_bytes)
+            launch, stream = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
+            with stream(torch.cuda.current_stream().cuda_stream):
+                launch(self._grid(shape), (self.threads,), given, shared_mem=self.shared_bytes)
         return output
 
     def edited(self, old: str, new: str) -> "SourceKernel":
@@ -140,11 +139,7 @@ class SourceKernel:
         return replace(self, source=_edited(self.source, old, new))
 
     def resources(self, shape: Shape) -> pd.DataFrame:
-        """What the compiler says of it, in one row: `_needs` has the columns.
-
-        Raises:
-            UserError: it doesn't compile, has no such function, or NVRTC is not installed.
-        """
+        """What the compiler says of it, in one row: `Instance.needs`; raises as `LadderKernel.resources` does."""
         expression = self._expression(shape)
         log, found = nvrtc.compiled(self.source, self.name, _architecture(), [expression] * ("<" in expression))
         if found is None:
@@ -153,8 +148,8 @@ class SourceKernel:
             plain = 'extern "C" __global__'
             raise UserError(f"{self.name} has no {plain} function {expression!r}{suggestion(expression, found)}")
         ctas = math.prod(self._grid(shape))
-        row = _needs(expression, _architecture(), found[expression], self.threads, self.shared_bytes, ctas)
-        return pd.DataFrame([row])
+        needs = found[expression].needs(_architecture(), self.threads, self.shared_bytes, ctas)
+        return pd.DataFrame([{"function": expression, "architecture": _architecture()} | needs])
 
     def implementation(self) -> Implementation:
         """As it is measured."""
@@ -165,19 +160,12 @@ class SourceKernel:
         return (stated,) if isinstance(stated, int) else tuple(stated)
 
     def _expression(self, shape: Shape) -> str:
-        values = {"element": ELEMENTS.get(shape.dtype, "float"), "head_dim": str(shape.head_dim)}
-        values |= {"causal": str(shape.causal).lower()}
-        found = self.function
-        for name, value in values.items():
-            found = found.replace(f"{{{name}}}", value)
-        return found
+        found = self.function.replace("{element}", ELEMENTS.get(shape.dtype, "float"))
+        return found.replace("{head_dim}", str(shape.head_dim)).replace("{causal}", str(shape.causal).lower())
 
 
 def sdpa(backend: str = "auto") -> NamedAttention:
-    """PyTorch's scaled_dot_product_attention by one of its backends: auto, flash, cudnn, efficient or math.
-
-    Raises UserError: there is no such backend.
-    """
+    """PyTorch's SDPA by one of its backends: auto, flash, cudnn, efficient or math; UserError if by none of these."""
     return NamedAttention(implementations.require(f"sdpa.{backend}", implementations.SDPA))
 
 
@@ -191,6 +179,7 @@ def kernel(
     source: str | Path | None = None,
     *,
     template: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int] | None = None,
     function: str = "",
     grid: Grid | None = None,
     threads: int = 0,
@@ -201,7 +190,9 @@ def kernel(
     Args:
         source: CUDA C++, or the path of a .cu file; then `function`, `grid` and `threads` of a CTA, and `shared_bytes`
             of dynamic shared memory, as `SourceKernel` takes them.
-        template: template arguments of a ladder kernel, in place of its entry's.
+        template: template arguments of a ladder kernel, in place of those of its first tile, or of the first one for
+            the `head_dim` in `sizes`.
+        sizes: of that tile, where they change with the template: `rows`, `keys`, `threads` and `shared_bytes`.
 
     Raises:
         UserError: the ladder has no such kernel, or that one no such template argument; the file is not there; or
@@ -210,35 +201,33 @@ def kernel(
     if source is not None:
         if not (function and grid and threads > 0):
             raise UserError(f"kernel {name!r} has a source: state its function, its grid and its threads too")
-        text = _read(Path(source)) if isinstance(source, Path) or str(source).endswith(".cu") else str(source)
+        text = str(source)
+        if isinstance(source, Path) or text.endswith(".cu"):
+            try:
+                text = Path(source).read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"{paths.shown(Path(source))} can't be read as a source: {error}") from None
         return SourceKernel(name, text, function, grid, threads, shared_bytes)
     full = implementations.require(name if name.startswith(ladder.PREFIX) else ladder.PREFIX + name)
-    rungs_ = {rung.implementation: rung for rung in ladder.load()}
-    if full not in rungs_ or rungs_[full].scaled:  # chosen by the tuning, or called with what was rounded
-        if template:
+    rung = {rung.implementation: rung for rung in ladder.load()}.get(full)
+    if rung is None or rung.scaled:  # chosen by the tuning, or called with what was rounded
+        if template or sizes:
             raise UserError(f"{full} has no template arguments of its own: name the kernel that has")
         return NamedAttention(full)
-    return LadderKernel(_with_template(rungs_[full], template), "") if template else LadderKernel(rungs_[full], full)
+    return (
+        LadderKernel(_with_tile(rung, template or {}, sizes or {})) if template or sizes else LadderKernel(rung, full)
+    )
 
 
-def _with_template(rung: Rung, template: Mapping[str, int]) -> Rung:
-    """A rung with one tile for each head_dim, which has these template arguments, and sizes that follow from them."""
-    tiles: dict[int, Tile] = {}
-    for tile in rung.tiles:
-        for wrong in set(template) - set(tile.template):
-            near = suggestion(wrong, tile.template)
-            raise UserError(f"{rung.name} has no template argument {wrong!r}, but {', '.join(tile.template)}{near}")
-        arguments = tile.template | dict(template)
-        stated = {"head_dim": tile.head_dim, "template": arguments, "masks": tile.masks}
-        tiles.setdefault(tile.head_dim, tile.resized(rung.sizes, stated))
-    return rung.model_copy(update={"tiles": list(tiles.values())})
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{paths.shown(path)} can't be read as a source: {error}") from None
+def _with_tile(rung: Rung, template: Mapping[str, int], sizes: Mapping[str, int]) -> Rung:
+    """A rung with one tile, at all lengths, which has these template arguments and sizes."""
+    tile = next((tile for tile in rung.tiles if tile.head_dim == sizes.get("head_dim", tile.head_dim)), rung.tiles[0])
+    for wrong in set(template) - set(tile.template):
+        near = suggestion(wrong, tile.template)
+        raise UserError(f"{rung.name} has no template argument {wrong!r}, but {', '.join(tile.template)}{near}")
+    stated = tile.model_dump(exclude={"name", "shortest", "longest"}) | dict(sizes)
+    stated["template"] = tile.template | dict(template)
+    return rung.model_copy(update={"tiles": [validated(Tile, stated, f"{rung.name}: sizes")]})
 
 
 def _edited(source: str, old: str, new: str) -> str:
@@ -259,41 +248,13 @@ def _architecture() -> str:
     return f"sm_{major}{minor}" + "a" * (major >= 9)
 
 
-def _needs(
-    expression: str, architecture: str, instance: nvrtc.Instance, threads: int, dynamic_bytes: int, ctas: int
-) -> dict[str, Any]:
-    """Registers and spill_bytes of a thread, shared_bytes of a CTA, ctas of a call, ctas_per_sm and occupancy_pct."""
-    shared_bytes = instance.static_shared_bytes + dynamic_bytes
-    row = {"function": expression, "architecture": architecture, "registers": instance.registers}
-    row |= {"spill_bytes": instance.spill_bytes, "shared_bytes": shared_bytes, "threads": threads, "ctas": ctas}
-    limits = occupancy.LIMITS.get(occupancy.number(architecture))
-    if limits is None:
-        return row
-    held = occupancy.ctas_per_sm(limits, threads, instance.registers, shared_bytes)
-    return row | {"ctas_per_sm": held, "occupancy_pct": 100 * held * threads / occupancy.WARP / limits.warps}
-
-
 @lru_cache(64)
-def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> Any:
-    """A function of a source on the current device, the one of this number; raises Broken if it doesn't compile."""
-    try:
-        import cupy
-        from cupy.cuda.compiler import CompileException
-    except ImportError:
-        raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
-    names = (expression,) if "<" in expression else None
-    module = cupy.RawModule(code=source, options=nvrtc.flags(_architecture()), name_expressions=names)
-    try:
-        function = module.get_function(expression)
-    except CompileException as error:
-        said = "; ".join(nvrtc.errors(error.get_message())[: nvrtc.SHOWN])
-        raise Broken(f"the source does not compile: {said}") from None
+def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> tuple[Any, Callable[[int], Any]]:
+    """A function of a source on the current device, the one of this number, and what makes CuPy's stream of torch's."""
+    shown = lambda log: f"the source does not compile: {'; '.join(nvrtc.errors(log)[: nvrtc.SHOWN])}"  # noqa: E731
+    (function,) = rungs.functions(source, [expression], _architecture(), shown)
+    from cupy.cuda import ExternalStream, Stream
+
     if shared_bytes > function.max_dynamic_shared_size_bytes:
         function.max_dynamic_shared_size_bytes = shared_bytes
-    return function
-
-
-def _stream(address: int) -> Any:
-    import cupy
-
-    return cupy.cuda.ExternalStream(address) if address else cupy.cuda.Stream.null
+    return function, lambda address: ExternalStream(address) if address else Stream.null
