@@ -68,9 +68,12 @@ def graphed(implementation: str, shape: Shape, device: torch.device) -> Case:
 
 def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken]]:
     """The methods that take turns, each as a function that takes a sample; a failure is recorded under its name."""
-    ours = {name: partial(_sampled, name, cuda_events.sampler(device, at), case) for name, at in OURS.items()}
     again = partial(_sampled, methods.DEVICE_REPEATED, cuda_events.sampler(device, WARM), _repeated(case))
-    return ours | {methods.DEVICE_REPEATED: again} | {name: partial(take, case) for name, take in _THEIRS.items()}
+    return {
+        **{name: partial(_sampled, name, cuda_events.sampler(device, timing), case) for name, timing in OURS.items()},
+        methods.DEVICE_REPEATED: again,
+        **{name: partial(take, case) for name, take in _THEIRS.items()},
+    }
 
 
 def _repeated(case: Case) -> Case:

@@ -38,7 +38,8 @@ NO_LIMIT = 2**31 - 1
 MISSING = "n/a"
 """The version of a package that is not installed."""
 
-Read, Write = Callable[[], Any], Callable[[Any], Any]
+Read = Callable[[], Any]
+Write = Callable[[Any], Any]
 SETTINGS: dict[str, tuple[Read, Any]] = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
     "tf32_matmul": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
