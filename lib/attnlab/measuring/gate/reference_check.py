@@ -225,15 +225,13 @@ class Tally:
 
     def read(self) -> list[Comparison]:
         """The comparisons so far, in the order in which they were made."""
-        return [
-            Comparison(
-                self._reference.name,
-                [Error(maximum, mean) for maximum, mean, _ in tensors],
-                [_unit(largest, dtype) for (*_, largest), dtype in zip(tensors, self._dtypes, strict=True)],
-                self._reference.bounds,
-            )
-            for tensors in self._found[: self._count].nan_to_num(nan=math.inf).tolist()
-        ]
+        found = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
+        return [self._comparison(tensors) for tensors in found]
+
+    def _comparison(self, found: list[list[float]]) -> Comparison:
+        errors = [Error(maximum, mean) for maximum, mean, _ in found]
+        units = [_unit(largest, dtype) for (*_, largest), dtype in zip(found, self._dtypes, strict=True)]
+        return Comparison(self._reference.name, errors, units, self._reference.bounds)
 
 
 def _largest(tensor: Tensor) -> Tensor:
