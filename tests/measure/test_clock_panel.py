@@ -61,31 +61,24 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
 
 
 @pytest.fixture
-def parts(monkeypatch, tmp_path):
-    """The panel of a run that is begun, with stand-ins that take each of its pieces at once."""
-    monkeypatch.setenv("ATTNLAB_DATA", str(tmp_path))
-    monkeypatch.setattr(environment, "lock", lambda: None)
-    monkeypatch.setattr(
-        environment,
-        "fingerprint",
-        lambda *_: {"driver": "now", "packages": {"torch": "2.11.0", "numpy": "2.3.0"}, "hash": "e"},
-    )
-    monkeypatch.setattr(panel, "_canary", lambda device: "none")
+def parts(monkeypatch, data):
+    """The panel of a run that is begun, with stand-ins that take each of its pieces at once, and what they took."""
+    now = {"driver": "now", "packages": {"torch": "2.11.0", "numpy": "2.3.0"}, "hash": "e"}
     taken = []
 
     def row(name, shape, **more):
         taken.append((name, shape))
-        return {"implementation": name, **shape.axes, **more}
+        return {"implementation": name, **shape.axes, "latency_us": 1.0, **more}
 
-    monkeypatch.setattr(
-        panel, "_case_rows", lambda name, shape, *_: ([row(name, shape, method="device", round=0, latency_us=1.0)], [])
-    )
-    monkeypatch.setattr(load, "_rows", lambda name, shape, *_: [row(name, shape, started_s=1.0, latency_us=2.0)])
-    monkeypatch.setattr(
-        external_tools,
-        "rows",
-        lambda tool, cases: ([row(*cases[0], method=methods.of_tool(tool)["warm"], round=0, latency_us=1.0)], []),
-    )
+    def of_tool(tool, cases):
+        return [row(*cases[0], method=methods.of_tool(tool)["warm"], round=0)], []
+
+    monkeypatch.setattr(environment, "lock", lambda: None)
+    monkeypatch.setattr(environment, "fingerprint", lambda *_: now)
+    monkeypatch.setattr(panel, "_canary", lambda device: "none")
+    monkeypatch.setattr(panel, "_case_rows", lambda name, shape, *_: ([row(name, shape, method="device", round=0)], []))
+    monkeypatch.setattr(load, "_rows", lambda name, shape, *_: [row(name, shape, started_s=1.0)])
+    monkeypatch.setattr(external_tools, "rows", of_tool)
     begun = small.manifest(STUDY)
     write.create("begun", begun | {"environment": begun["environment"] | {"driver": "then", "hash": "d"}})
     return once.parts("begun", STUDY, "cpu", "e")[:2], taken
@@ -100,8 +93,7 @@ def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_sto
     for name in ("panel.c03.*", "panel.ncu.*", "endurance.sdpa-math.*"):
         (block,) = blocks.glob(name)
         block.unlink()
-    for part in parts:
-        once.take(part)
+    assert list(map(once.take, parts)) == [{}, {}]
     assert len(taken) == whole + 3
     run = read.load("begun")
     assert len(run.panel) == len(panel.cases(STUDY)) + len(methods.TOOLS)
@@ -134,24 +126,22 @@ plan: {"case": 1, "why": "no such shape here"}
 
 @pytest.fixture
 def said(monkeypatch):
-    """What every program that is started prints."""
-    words = {"said": NCU}
+    """Has every program that is started print these words."""
     monkeypatch.setenv("ATTNLAB_NCU", "/usr/bin/ncu")
-    monkeypatch.setattr(tool, "output", lambda command, timeout_s: words["said"])
-    return words
+    return lambda words: monkeypatch.setattr(tool, "output", lambda command, timeout_s: words)
 
 
 def test_ncus_launches_are_summed_by_the_call_that_they_belong_to(said):
+    said(NCU)
     timed, seen = external_tools.rows("ncu", CASES)
-    assert [(row["method"], row.get("latency_us")) for row in timed] == [
-        ("ncu", 6.0),
-        ("ncu.cold", 7.0),
-        ("ncu", None),
-        ("ncu.cold", None),
+    why = "no such shape here"
+    assert [(row["method"], row.get("latency_us"), row["why"]) for row in timed] == [
+        ("ncu", 6.0, ""),
+        ("ncu.cold", 7.0, ""),
+        ("ncu", None, why),
+        ("ncu.cold", None, why),
     ]
-    assert [row["why"] for row in timed] == ["", "", "no such shape here", "no such shape here"]
-    assert seen[1]["cache"] == "cold"
-    assert seen[1]["value"] == 4096
+    assert (seen[1]["cache"], seen[1]["value"]) == ("cold", 4096)
     assert np.isnan(seen[0]["value"])
 
 
@@ -164,10 +154,9 @@ def test_ncus_launches_are_summed_by_the_call_that_they_belong_to(said):
     ],
 )
 def test_what_ncu_could_not_do_is_told_for_every_case(said, output, why):
-    said["said"] = output
+    said(output)
     timed, seen = external_tools.rows("ncu", CASES)
-    assert len(timed) == 2 * len(CASES)
-    assert all(row["why"].startswith(why) for row in timed)
+    assert [row["why"].startswith(why) for row in timed] == [True] * 2 * len(CASES)
     assert seen == []
 
 

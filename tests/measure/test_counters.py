@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 import subprocess
 import time
 from pathlib import Path
@@ -15,13 +14,12 @@ from attnlab import profile
 from attnlab.measuring.instruments import counters
 from attnlab.runs import metrics, read, write
 from attnlab.runs.tables import TABLES
-from attnlab.study.shapes import Shape
 
-SHAPE = Shape(1, 4, 32, 64, dtype="float32")
 HEADER = ["ID", "Kernel Name", "Block Size", "gpu__time_duration.sum", "sm__cycles_elapsed.max", "not__asked.sum"]
 UNITS = ["", "", "", "ns", "cycle", ""]
 FIRST = ["0", "void flash<64, (bool)0>(Params)", "(128, 1, 1)", "47,616", "83,000.5", "7"]
 SECOND = ["1", "second", "(32, 1, 1)", "1,000", "n/a", "7"]
+WAITS = ["1", "void at::cuda::spin_kernel(long)", "(1, 1, 1)", "10", "10", "1"]
 
 
 def printed(*rows: list[str], before: str = "==PROF== Connected to process 7\n") -> str:
@@ -31,29 +29,19 @@ def printed(*rows: list[str], before: str = "==PROF== Connected to process 7\n")
 # What ncu prints
 
 
-def test_the_counters_are_read_with_their_units_and_launches():
-    (rows,) = counters.parse(printed(HEADER, UNITS, FIRST, SECOND))
-    assert rows.to_dict("list") == {
+def test_counters_are_read_by_call_and_launch_with_their_units_past_what_the_profiled_process_says():
+    begins = printed(HEADER, UNITS, FIRST, SECOND, before="a warning\n")
+    first, second = counters.parse(begins + "another\n" + printed(WAITS, SECOND, FIRST, WAITS, before=""))
+    assert first.to_dict("list") == {
         "function": ["void flash<64, (bool)0>(Params)"] * 2 + ["second"],
         "launch": [0, 0, 1],
         "metric": ["gpu__time_duration.sum", "sm__cycles_elapsed.max", "gpu__time_duration.sum"],
         "unit": ["ns", "cycle", "ns"],
         "value": [47616, 83000.5, 1000],
     }
-
-
-def test_what_the_profiled_process_says_is_passed_over():
-    (rows,) = counters.parse(printed(HEADER, UNITS, before="a warning\n") + "another\n" + printed(FIRST, before=""))
-    assert rows["value"].tolist() == [47616, 83000.5]
-
-
-def test_calls_are_told_apart_by_what_separates_them():
-    waits = ["0", "void at::cuda::spin_kernel(long)", "(1, 1, 1)", "10", "10", "1"]
-    first, second = counters.parse(printed(HEADER, UNITS, FIRST, waits, SECOND, FIRST, waits))
-    assert first["function"].unique().tolist() == ["void flash<64, (bool)0>(Params)"]
     assert second["launch"].tolist() == [0, 1, 1]
     with pytest.raises(counters.Refused):
-        counters.parse(printed(HEADER, UNITS, FIRST, waits, waits))
+        counters.parse(printed(HEADER, UNITS, FIRST, WAITS, WAITS))
 
 
 @pytest.mark.parametrize(
@@ -86,40 +74,34 @@ def test_no_metric_is_asked_for_twice_and_all_that_is_shown_is_asked_for():
 
 
 @pytest.fixture
-def begun(begin):
-    """A run that holds cases at its target: two and a control measured in both replicates, one that then failed."""
-    study = tiny_study()
-    name = begin(study)
-    for table, key, rows in small.blocks(study, study.subjects, [("r01-s001", "sdpa.math")]):
-        if "-s001" in key or table == "processes":
-            write.add_part(name, table, key, rows)
-    return name
+def asked(tmp_path):
+    """A file with a line for each time that ncu counts, of its arguments."""
+    return tmp_path / "asked"
 
 
 @pytest.fixture
-def ncu(tmp_path, monkeypatch):
-    """Puts a shell script in the place of ncu."""
+def ncu(asked, data, monkeypatch):
+    """Puts a shell script in the place of ncu, where a run just began."""
+    write.create("begun", small.manifest(tiny_study()))
 
-    def place(does: str) -> Path:
-        path = tmp_path / "ncu"
-        path.write_text(
-            f'#!/bin/sh\nif [ "$1" = --version ]; then echo "Version 2025.3.1.0 (build 1)"; exit; fi\n{does}'
-        )
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    def place(does: str) -> str:
+        path = asked.with_name("ncu")
+        version = 'if [ "$1" = --version ]; then echo "Version 2025.3.1.0 (build 1)"; exit; fi'
+        path.write_text(f'#!/bin/sh\n{version}\necho "$*" >> {asked}\n{does}')
+        path.chmod(0o755)
         monkeypatch.setenv("ATTNLAB_NCU", os.fspath(path))
-        return path
+        return os.fspath(path)
 
     return place
 
 
-def is_running(process: Path) -> bool:
-    try:
-        return process.read_text().split()[2] != "Z"
-    except OSError:
-        return False
+@pytest.fixture
+def two(monkeypatch):
+    """Two implementations were measured at the target of the run."""
+    cases = [(name, tiny_study().target_shape) for name in ("sdpa.auto", "sdpa.flash")]
+    monkeypatch.setattr(counters, "_counted", lambda *_: cases)
 
 
-WAITS = ["1", "void at::cuda::spin_kernel(long)", "(1, 1, 1)", "10", "10", "1"]
 # A call for each shape that is asked for.
 PRINT = f"""cat <<'END'
 {printed(HEADER, UNITS)}END
@@ -129,89 +111,89 @@ for word in "$@"; do case $word in '{{'*) cat <<'END'
 """
 
 
-def test_a_device_without_counters_is_told(begun):
-    told = counters.take(begun, tiny_study(), "cpu")
+def test_a_device_without_counters_and_an_ncu_that_is_not_there_are_told(monkeypatch):
+    told = counters.take("none", tiny_study(), "cpu")
     assert told == {"tool": "", "why": "Nsight Compute profiles NVIDIA GPUs, which this device is not", "command": ""}
-
-
-def test_an_ncu_that_is_not_there_is_told(begun, monkeypatch):
     monkeypatch.delenv("ATTNLAB_NCU", raising=False)
     monkeypatch.setenv("PATH", "")
-    told = counters.take(begun, tiny_study(), "cuda")
+    told = counters.take("none", tiny_study(), "cuda")
     assert told["tool"] == ""
     assert told["why"] == "not installed: ncu, of Nsight Compute, is neither on PATH nor named by ATTNLAB_NCU"
     monkeypatch.setenv("ATTNLAB_NCU", "/nowhere/ncu")
-    assert counters.take(begun, tiny_study(), "cuda")["why"] == "/nowhere/ncu does not run: No such file or directory"
+    assert counters.take("none", tiny_study(), "cuda")["why"] == "/nowhere/ncu does not run: No such file or directory"
 
 
-def test_what_every_replicate_measured_is_profiled_once(begun, ncu, tmp_path):
-    ncu(f'echo "$*" >> {tmp_path}/asked\n{PRINT}')
-    told = counters.take(begun, tiny_study(), "cuda")
-    assert (told["tool"], told["why"]) == ("ncu 2025.3.1.0", "")
-    rows = read.load(begun).profile
-    assert list(rows.columns) == TABLES["profile"].names
-    assert rows["implementation"].unique().tolist() == ["sdpa.auto", "sdpa.flash"]
-    assert set(rows["seq_len"]) == {32}
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert len(asked) == 1
-    assert re.findall(r"(\S+) {", asked[0]) == ["sdpa.auto", "sdpa.flash"]
-    assert "--clock-control none" in asked[0]
-    assert ",".join(metrics.COUNTERS) in asked[0]
-    assert told["command"].startswith("ncu --clock-control none")
-    assert 'python -m attnlab.measuring.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
-    counters.take(begun, tiny_study(), "cuda")
-    assert len((tmp_path / "asked").read_text().splitlines()) == 1
-
-
-def test_backends_peers_and_kernels_are_counted_apart():
-    names = ["sdpa.auto", "peer.flex", "kernel.a", "sdpa.flash", "kernel.b"]
-    families = counters._families({name: [tiny_study().target_shape] for name in names})
-    assert [list(family) for family in families] == [
-        ["sdpa.auto", "sdpa.flash"],
-        ["peer.flex"],
-        ["kernel.a", "kernel.b"],
-    ]
-
-
-def test_beyond_the_target_what_is_far_slower_is_not_counted(begin, ncu, tmp_path):
+def test_what_every_replicate_measured_is_profiled_once_and_beyond_the_target_unless_it_is_far_slower(ncu, asked):
     study = tiny_study(counted=[tiny_study().target | {"seq_len": 16}])
-    name = begin(study)
-    for table, key, rows in small.blocks(study, study.subjects):
+    ncu(PRINT)
+    for table, key, rows in small.blocks(study, study.subjects, [("r01-s001", "sdpa.flash")]):
         if table == "samples":
             rows["latency_us"] *= rows["implementation"].map(lambda one: 3.0 if one == "sdpa.math" else 1.0)
-        write.add_part(name, table, key, rows)
-    ncu(f'echo "$*" >> {tmp_path}/asked\n{PRINT}')
-    assert counters.take(name, study, "cuda")["why"] == ""
-    rows = read.load(name).profile
+        write.add_part("begun", table, key, rows)
+    told = counters.take("begun", study, "cuda")
+    assert (told["tool"], told["why"]) == ("ncu 2025.3.1.0", "")
+    assert told["command"].startswith("ncu --clock-control none")
+    assert 'python -m attnlab.measuring.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
+    rows = read.load("begun").profile
+    assert list(rows.columns) == TABLES["profile"].names
     shapes = rows.groupby("implementation")["seq_len"].agg(lambda column: sorted(set(column)))
-    assert shapes.to_dict() == {"sdpa.auto": [16, 32], "sdpa.flash": [16, 32], "sdpa.math": [32]}
-    assert (tmp_path / "asked").read_text().count('"seq_len"') == 5
+    assert shapes.to_dict() == {"sdpa.auto": [16, 32], "sdpa.flash": [16], "sdpa.math": [32]}
+    counters.take("begun", study, "cuda")
+    (words,) = asked.read_text().splitlines()
+    assert sorted(re.findall(r"(\S+) {", words)) == ["sdpa.auto", "sdpa.auto", "sdpa.flash", "sdpa.math"]
+    assert "--clock-control none" in words
+    assert ",".join(metrics.COUNTERS) in words
+
+
+def test_backends_peers_and_kernels_are_counted_apart(ncu, monkeypatch):
+    names = ["sdpa.auto", "peer.flex", "kernel.a", "sdpa.flash", "kernel.b"]
+    taken = []
+    monkeypatch.setattr(counters, "_counted", lambda *_: [(name, tiny_study().target_shape) for name in names])
+    monkeypatch.setattr(counters, "_taken", lambda _, __, cases: taken.append([name for name, _ in cases]) or [])
+    ncu("")
+    counters.take("begun", tiny_study(), "cuda")
+    assert taken == [["sdpa.auto", "sdpa.flash"], ["peer.flex"], ["kernel.a", "kernel.b"]]
 
 
 def test_a_call_that_was_not_counted_costs_those_of_its_process(ncu):
-    ncu(f"cat <<'END'\n{printed(HEADER, UNITS, FIRST)}END\n")
-    study = tiny_study()
-    shapes = [study.target_shape, study.target_shape.resized(seq_len=16)]
+    path = ncu(f"cat <<'END'\n{printed(HEADER, UNITS, FIRST)}END\n")
     with pytest.raises(counters.Refused, match=r"^1 of 2 calls were counted$"):
-        counters.counters(os.environ["ATTNLAB_NCU"], {"sdpa.auto": shapes})
+        counters.counters(path, [("sdpa.auto", tiny_study().target_shape.resized(seq_len=n)) for n in (16, 32)])
 
 
-def test_what_ncu_can_not_do_costs_its_own_counters_alone(begun, ncu):
-    ncu(f'case "$*" in *sdpa.auto*) echo "==ERROR== no such thing"; exit 1;; esac\n{PRINT}')
-    told = counters.take(begun, tiny_study(), "cuda")
-    assert told["why"] == "sdpa.auto: no such thing"
-    assert read.load(begun).profile["implementation"].unique().tolist() == ["sdpa.flash"]
+@pytest.mark.parametrize(
+    ("does", "why", "times", "there"),
+    [
+        (
+            f'case "$*" in *sdpa.auto*) echo "==ERROR== no such thing"; exit 1;; esac\n{PRINT}',
+            "sdpa.auto: no such thing",
+            3,
+            {"sdpa-flash"},
+        ),
+        (
+            'echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"',
+            "ERR_NVGPUCTRPERM - The user does not have permission",
+            1,
+            set(),
+        ),
+    ],
+    ids=["one fails", "not permitted"],
+)
+def test_what_ncu_can_not_do_costs_its_own_counters_alone(ncu, two, asked, does, why, times, there):
+    ncu(does)
+    assert counters.take("begun", tiny_study(), "cuda")["why"] == why
+    assert len(asked.read_text().splitlines()) == times
+    assert set(write.recorded("begun", "profile")) == there
 
 
-def test_who_may_not_read_counters_is_refused_once(begun, ncu, tmp_path):
-    ncu(f'echo x >> {tmp_path}/asked\necho "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"')
-    told = counters.take(begun, tiny_study(), "cuda")
-    assert told["why"] == "ERR_NVGPUCTRPERM - The user does not have permission"
-    assert (tmp_path / "asked").read_text() == "x\n"
-    assert read.load(begun).profile.empty
+def is_running(process: Path) -> bool:
+    try:
+        return process.read_text().split()[2] != "Z"
+    except OSError:
+        return False
 
 
-def test_who_takes_too_long_is_ended_with_all_it_started(begun, ncu, tmp_path, monkeypatch):
+def test_who_takes_too_long_is_ended_with_all_it_started(ncu, two, tmp_path, monkeypatch):
     children, communicate = [], subprocess.Popen.communicate
 
     def once_it_has_started_a_child(process, timeout=None):
@@ -223,7 +205,7 @@ def test_who_takes_too_long_is_ended_with_all_it_started(begun, ncu, tmp_path, m
     monkeypatch.setattr(subprocess.Popen, "communicate", once_it_has_started_a_child)
     monkeypatch.setattr(counters, "TIMEOUT_S", 0.5)
     ncu(f"sleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/child; wait")
-    told = counters.take(begun, tiny_study(), "cuda")
+    told = counters.take("begun", tiny_study(), "cuda")
     assert told["why"] == "sdpa.auto: not done after 0.5 s; sdpa.flash: not done after 0.5 s"
     assert len(children) == 3  # of both together, and of each
     deadline = time.monotonic() + 60

@@ -1,9 +1,11 @@
 """The gate beyond plain self-attention: shared heads, decoding, sequences end to end, training. Plain: test_gate.py."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, product
 
 import pytest
 import torch
@@ -26,7 +28,6 @@ from attnlab.study.values import NORMAL, STANDARD
 pytestmark = pytest.mark.usefixtures("locked")
 
 CPU = torch.device("cpu")
-KINDS = (NORMAL, *schema.EXTREMES)
 GROUPED = Shape(2, 6, 65, 32, dtype="float32", kv_heads=2)
 DECODE = Shape(3, 4, 1, 32, dtype="float32", kv_len=129)
 SPREAD = Shape(3, 4, 50, 32, dtype="float32", lengths="spread")
@@ -51,9 +52,6 @@ SHAPES = [
     TRAINING.resized(layout="tokens first", scale=0.3),
 ]
 DTYPES = {"forward": ("float32", "bfloat16", "float16"), "training": ("bfloat16", "float16")}
-OF_EACH_DTYPE = [shape.resized(dtype=dtype) for shape in SHAPES for dtype in DTYPES[shape.direction]]
-ALL_KINDS = [["before", kind, "call"] for kind in KINDS] + [["after", "normal", "call"]]
-BEFORE_AND_AFTER = [["before", "normal", "call"], ["after", "normal", "call"]]
 
 
 # Inputs
@@ -83,21 +81,16 @@ def test_inputs_are_redrawn_where_they_lie(shape):
 
 @pytest.mark.parametrize("shape", [GROUPED, DECODE, SPREAD, SPREAD.resized(kv_heads=2), TRAINING], ids=str)
 def test_no_head_meets_the_same_keys_in_two_windows(shape):
-    windows = inputs.Windows(shape, CPU, 9)
+    windows, shared = inputs.Windows(shape, CPU, 9), shape.heads // shape.kv_heads
     windows.draw(0)
-    met = []
+    drawn, met = inputs.draw(shape, 0, CPU), []
     for window in range(9):
         q, k, v = windows[window][:3]
-        assert (q.shape, k.shape) == tuple(tensor.shape for tensor in inputs.draw(shape, 0, CPU)[:2])
-        assert q.stride() == inputs.draw(shape, 0, CPU)[0].stride()
-        shared = shape.heads // shape.kv_heads
-        one = q.transpose(1, 2) if shape.lengths == "spread" else q
-        for batch in range(q.shape[0]):
-            for head in range(shape.heads):
-                keys = k[batch, head // shared]
-                met.append((q[batch, head].data_ptr(), keys.data_ptr()))
+        assert [tensor.shape for tensor in (q, k)] == [tensor.shape for tensor in drawn[:2]]
+        assert q.stride() == drawn[0].stride()
+        met += [(q[b, h].data_ptr(), k[b, h // shared].data_ptr()) for b in range(len(q)) for h in range(shape.heads)]
         assert v.data_ptr() == windows[0][2].data_ptr()
-        assert one.is_contiguous()
+        assert (q.transpose(1, 2) if shape.lengths == "spread" else q).is_contiguous()
     assert len(set(met)) == len(met)
 
 
@@ -117,9 +110,7 @@ def test_the_oracle_is_attention(shape):
         expected = (by_sequence(right, *given, shape.causal, sequences),)
     else:
         expected = (right(*given, shape.causal),)
-    assert len(exact) == len(expected)
-    for mine, theirs in zip(exact, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
 
 
 def repeated(q, k, v, causal, scale=None):
@@ -134,28 +125,34 @@ def repeated(q, k, v, causal, scale=None):
 # Honest ones pass
 
 
-@pytest.mark.parametrize("shape", OF_EACH_DTYPE, ids=str)
-def test_what_is_honest_passes(shape):
-    subject, checks = gated(honest(), shape)
-    assert subject.status == "measured", subject.reason
-    assert checks["passed"].all()
-    expected = BEFORE_AND_AFTER if shape.direction == "training" else ALL_KINDS
-    assert checks[["moment", "inputs", "route"]].values.tolist() == expected
-
-
-@pytest.mark.parametrize("name", ["sdpa.auto", "sdpa.flash", "sdpa.math", "reference.float64"])
-@pytest.mark.parametrize("shape", [*SHAPES, SPREAD.resized(kv_heads=2)], ids=str)
-def test_whoever_torch_has_on_the_cpu_passes_or_says_why_not(name, shape):
-    subject, _ = gated(REGISTRY[name], shape)
-    assert subject.status in ("measured", "skipped"), subject.reason
-    if subject.status == "skipped":
-        assert subject.reason
-        assert "\n" not in subject.reason
-        assert len(subject.reason) < 300
-
-
 def honest():
     return Implementation("kernel.honest", sdpa.sdpa, ragged=partial(by_sequence, sdpa.sdpa))
+
+
+PLAIN = Shape(2, 3, 65, 64, dtype="float32")
+SYNTHETIC = [kind for kind in STANDARD if not kind.startswith("captured")]
+PLAINLY = [*product(["sdpa.flash"], ["float32", "float16"]), *product(["sdpa.math"], ["float32", "bfloat16"])]
+PASSING = [
+    *product(["honest"], (shape.resized(dtype=dtype) for shape in SHAPES for dtype in DTYPES[shape.direction])),
+    *product(["sdpa.auto", "sdpa.flash", "sdpa.math", "reference.float64"], [*SHAPES, SPREAD.resized(kv_heads=2)]),
+    *((name, PLAIN.resized(dtype=dtype, values=kind)) for (name, dtype), kind in product(PLAINLY, SYNTHETIC)),
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), PASSING, ids=str)
+def test_what_is_honest_passes_or_torch_says_why_not(name, shape):
+    subject, checks = gated(honest() if name == "honest" else REGISTRY[name], shape)
+    if subject.status == "skipped":
+        assert (name != "honest", shape.values) == (True, NORMAL), subject.reason
+        assert 0 < len(subject.reason) < 300
+        assert "\n" not in subject.reason
+        return
+    assert subject.alive, subject.reason
+    assert checks["passed"].all()
+    extremes = schema.EXTREMES if shape.direction == "forward" else ()
+    expected = [("before", shape.values), *(("before", kind) for kind in extremes), ("after", shape.values)]
+    assert [*zip(checks["moment"], checks["inputs"], strict=True)] == expected
+    assert (set(checks["route"]), set(checks["values"])) == ({"call"}, {shape.values})
 
 
 # Saboteurs: each is right but for one thing
@@ -164,38 +161,6 @@ def honest():
 def of_values(change):
     """Attention to other keys and values than those that are given."""
     return lambda q, k, v, causal: sdpa.sdpa(q, change(k), change(v), causal)
-
-
-WRONG_HEAD = {
-    "the next": of_values(lambda x: x.roll(1, 1)),
-    "interleaved": of_values(lambda x: x.repeat(1, 3, 1, 1)),
-    "the first for all": of_values(lambda x: x[:, :1].expand_as(x)),
-    "another's values": lambda q, k, v, causal: sdpa.sdpa(q, k, v.flip(1), causal),
-}
-
-
-@pytest.mark.parametrize("saboteur", WRONG_HEAD.values(), ids=WRONG_HEAD)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_who_uses_the_wrong_kv_head_is_caught(saboteur, dtype):
-    subject, _ = gated(saboteur, GROUPED.resized(dtype=dtype))
-    assert subject.status == "failed"
-    assert subject.reason.startswith("before timing, call: error against float64: max "), subject.reason
-
-
-MISCOUNTED = {
-    "ignores the last key": of_values(lambda x: x[:, :, :-1]),
-    "sees a key too many": of_values(lambda x: torch.cat([x, torch.zeros_like(x[:, :, :1])], 2)),
-    # A lower triangular mask over one query and many keys: what `is_causal` means to some.
-    "sees the first key alone": lambda q, k, v, causal: scaled_dot_product_attention(q, k, v, is_causal=True),
-}
-
-
-@pytest.mark.parametrize("saboteur", MISCOUNTED.values(), ids=MISCOUNTED)
-@pytest.mark.parametrize("shape", [DECODE, DECODE.resized(dtype="bfloat16"), DECODE.resized(kv_len=1025)], ids=str)
-def test_who_miscounts_the_keys_when_decoding_is_caught(saboteur, shape):
-    subject, _ = gated(saboteur, shape)
-    assert subject.status == "failed"
-    assert "error against float64: max " in subject.reason
 
 
 def attends_across(q, k, v, causal, sequences):
@@ -217,25 +182,60 @@ def takes_all_for_as_long_as_the_mean(q, k, v, causal, sequences):
 
 
 def leaves_out_the_last_sequence(q, k, v, causal, sequences):
-    output = torch.empty_like(q)
-    whole = by_sequence(sdpa.sdpa, q, k, v, causal, sequences)
-    output[:, :, : -sequences[-1]] = whole[:, :, : -sequences[-1]]
+    output, whole = torch.empty_like(q), slice(-sequences[-1])
+    output[:, :, whole] = by_sequence(sdpa.sdpa, q, k, v, causal, sequences)[:, :, whole]
     return output
 
 
-@pytest.mark.parametrize(
-    ("saboteur", "said"),
-    [
-        (attends_across, "error against float64: max "),
-        (attends_to_the_token_before_its_sequence, "error against float64: max "),
-        (takes_all_for_as_long_as_the_mean, "error against float64: max "),
-        (leaves_out_the_last_sequence, f"{50 * 4 * 32} of {101 * 4 * 32} elements are not finite; "),
-    ],
-)
-def test_who_confuses_sequences_that_lie_end_to_end_is_caught(saboteur, said):
-    subject, _ = gated(Implementation("kernel.saboteur", sdpa.sdpa, ragged=saboteur), SPREAD)
-    assert subject.status == "failed"
-    assert subject.reason.startswith(f"before timing, call: {said}"), subject.reason
+def seeing(further):
+    """Attention to so many keys beyond the diagonal from the first query on, whatever the mask."""
+
+    def attention(q, k, v, causal, scale=None):
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(further)
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+
+    return attention
+
+
+def without_the_scale(q, k, v, causal, scale=None):
+    return sdpa.sdpa(q, k, v, causal)
+
+
+WRONG = "error against float64: max "
+MASKED = DECODE.resized(seq_len=5, causal=True, scale=0.4)
+CAUGHT = {
+    "the next kv head": (of_values(lambda x: x.roll(1, 1)), GROUPED),
+    "kv heads interleaved": (of_values(lambda x: x.repeat(1, 3, 1, 1)), GROUPED),
+    "the first kv head for all": (of_values(lambda x: x[:, :1].expand_as(x)), GROUPED),
+    "another head's values": (lambda q, k, v, causal: sdpa.sdpa(q, k, v.flip(1), causal), GROUPED),
+    "ignores the last key": (of_values(lambda x: x[:, :, :-1]), DECODE),
+    "sees a key too many": (of_values(lambda x: torch.cat([x, torch.zeros_like(x[:, :, :1])], 2)), DECODE),
+    # A lower triangular mask over one query and many keys: what `is_causal` means to some.
+    "sees the first key alone": (
+        lambda q, k, v, causal: scaled_dot_product_attention(q, k, v, is_causal=True),
+        DECODE,
+    ),
+    "a mask aligned to the begin": (seeing(0), MASKED),
+    "a mask off by one": (seeing(1 + 129 - 5), MASKED),
+    "no scale": (without_the_scale, MASKED),
+    "attends across": (attends_across, SPREAD),
+    "attends to the token before": (attends_to_the_token_before_its_sequence, SPREAD),
+    "all as long as the mean": (takes_all_for_as_long_as_the_mean, SPREAD),
+    "leaves out the last sequence": (leaves_out_the_last_sequence, SPREAD),
+}
+"""Saboteurs of axes, and where each is caught; of sequences end to end, the call is of these."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CAUGHT)
+def test_who_confuses_heads_keys_or_sequences_is_caught(name, dtype):
+    call, shape = CAUGHT[name]
+    saboteur = Implementation("kernel.saboteur", sdpa.sdpa, ragged=call) if shape == SPREAD else call
+    said = f"{50 * 4 * 32} of {101 * 4 * 32} elements are not finite; " * (call is leaves_out_the_last_sequence)
+    for at in (shape, *([DECODE.resized(kv_len=1025)] if shape == DECODE else [])):
+        subject, _ = gated(saboteur, at.resized(dtype=dtype))
+        assert subject.status == "failed"
+        assert re.match(f"before timing, call(, constant rows)?: {said}{WRONG}", subject.reason), subject.reason
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,18 @@ def past_its_end(dq):
     written = outputs.like(dq).copy_(dq)
     written.as_strided((1,), (1,), written.storage_offset() + written.numel()).fill_(0)
     return written
+
+
+def keeps(which, copied):
+    """Gives back those of O, dQ, dK and dV that it computed first."""
+    kept = {}
+
+    def spoil(*given):
+        for i in which:
+            kept.setdefault(i, given[i].clone() if copied else given[i])
+        return tuple((kept[i].clone() if copied else kept[i]) if i in which else given[i] for i in range(4))
+
+    return spoil
 
 
 ELEMENTS = TRAINING.query_elements
@@ -312,6 +324,15 @@ TRAINED = {
         only("dK", lambda dk: dk.transpose(2, 3)),
         f"returned {EACH}, {EACH}, (2, 3, 32, 33), {EACH}, not ",
     ),
+    "gradients are of before": (
+        keeps((1, 2, 3), copied=False),
+        f"returned what it had returned before, {ELEMENTS} of {ELEMENTS} elements not written",
+    ),
+    "gradients are copies": (keeps((1, 2, 3), copied=True), "after timing, call: error of d"),
+    "O alone is a copy": (
+        keeps((0,), copied=True),
+        "after timing, call: returned its output for earlier inputs; error ",
+    ),
 }
 
 
@@ -319,8 +340,9 @@ TRAINED = {
 def test_a_saboteur_of_training_is_caught_and_the_reason_says_at_what(spoil, said):
     subject, checks = gated(spoiled(spoil), TRAINING)
     assert subject.status == "failed"
-    assert subject.reason.startswith(f"before timing, call: {said}"), subject.reason
-    assert checks["passed"].tolist() == [False]
+    before = [] if said.startswith("after timing") else ["before timing, call: "]
+    assert subject.reason.startswith("".join([*before, said])), subject.reason
+    assert checks["passed"].tolist() == [True] * (not before) + [False]
 
 
 def test_gradients_of_each_query_head_are_not_those_of_the_head_that_is_shared():
@@ -332,52 +354,10 @@ def test_gradients_of_each_query_head_are_not_those_of_the_head_that_is_shared()
     assert subject.reason.startswith("before timing, call: error of dK against float64: max "), subject.reason
 
 
-class KeepsGradients:
-    """Gives back the gradients that it computed first."""
-
-    def __init__(self, copied):
-        self.copied, self.kept = copied, None
-
-    def __call__(self, o, dq, dk, dv, *given):
-        self.kept = self.kept or (dq, dk, dv)
-        if not self.copied:
-            return o, *self.kept
-        self.kept = tuple(tensor.clone() for tensor in self.kept)
-        return o, *(tensor.clone() for tensor in self.kept)
-
-
-def test_stale_gradients_are_caught():
-    subject, _ = gated(spoiled(KeepsGradients(copied=False)), TRAINING)
-    said = f"before timing, call: returned what it had returned before, {ELEMENTS} of {ELEMENTS} elements not written"
-    assert subject.reason.startswith(said), subject.reason
-    subject, checks = gated(spoiled(KeepsGradients(copied=True)), TRAINING)
-    assert subject.reason.startswith("after timing, call: error of d"), subject.reason
-    assert checks["passed"].tolist() == [True, False]
-
-
-def test_a_stale_output_with_gradients_of_its_own_is_known_again():
-    kept = []
-
-    def first(o, *rest):
-        kept.append(o.clone())
-        return kept[0].clone(), *rest[:3]
-
-    subject, _ = gated(spoiled(first), TRAINING)
-    assert subject.reason.startswith("after timing, call: returned its output for earlier inputs; error "), (
-        subject.reason
-    )
-
-
-def test_backward_passes_that_add_in_another_order_pass():
-    steps = iter(range(100))
-
-    in_another_order = only("dQ", lambda dq: torch.nextafter(dq, dq + next(steps) % 2))
-    subject, _ = gated(spoiled(in_another_order), TRAINING)
+def test_backward_passes_that_add_in_another_order_pass_and_who_is_off_at_every_other_run_is_caught():
+    steps = count()
+    subject, _ = gated(spoiled(only("dQ", lambda dq: torch.nextafter(dq, dq + next(steps) % 2))), TRAINING)
     assert subject.alive, subject.reason
-
-
-def test_who_is_off_at_every_other_run_is_caught_in_training():
-    steps = iter(range(100))
     subject, _ = gated(spoiled(only("dQ", lambda dq: dq * (1 + next(steps) % 2))), TRAINING)
     assert subject.reason.startswith("before timing, call: error of dQ against float64: max "), subject.reason
 
@@ -385,24 +365,15 @@ def test_who_is_off_at_every_other_run_is_caught_in_training():
 # What the gate tells
 
 
-@pytest.mark.parametrize("kind", [schema.LARGE_LOGITS, schema.CONSTANT_ROWS])
 @pytest.mark.parametrize("shape", [GROUPED, DECODE.resized(kv_heads=2), SPREAD], ids=str)
-def test_a_share_of_the_heads_is_compared(shape, kind, monkeypatch):
+def test_a_share_of_the_heads_is_compared(shape, monkeypatch):
     monkeypatch.setattr(checking, "COMPARED_SCORES", 2 * shape.scores // (shape.heads * shape.batch))
-    seen = []
-
-    class Watched(Gate):
-        def __init__(self, given, causal, kind, heads, *more):
-            seen.append(heads)
-            super().__init__(given, causal, kind, heads, *more)
-
-    monkeypatch.setattr(checking, "Gate", Watched)
+    seen, few = [], checking.few_heads
+    monkeypatch.setattr(checking, "few_heads", lambda shape: seen.append(few(shape)) or seen[-1])
     subject, _ = gated(honest(), shape)
     assert subject.alive, subject.reason
-    drawn_at = [heads for heads in seen if heads is not None]
-    assert len(drawn_at) == 2
     heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
-    assert all(set(some) < set(range(heads)) for some in drawn_at)
+    assert [set(some) < set(range(heads)) for some in seen] == [True] * len(schema.EXTREMES)
 
 
 def test_the_check_speaks_of_the_output_that_strays_farthest():
@@ -459,22 +430,6 @@ def test_a_call_leaves_no_graph_of_autograd_behind():
 
 # Other values than normal ones
 
-PLAIN = Shape(2, 3, 65, 64, dtype="float32")
-SYNTHETIC = [kind for kind in STANDARD if not kind.startswith("captured")]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("kind", SYNTHETIC)
-@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.math"])
-def test_whoever_torch_has_on_the_cpu_passes_on_every_kind_of_values(name, kind, dtype):
-    subject, checks = gated(REGISTRY[name], PLAIN.resized(dtype=dtype, values=kind))
-    assert subject.alive, subject.reason
-    assert checks["passed"].all()
-    assert checks[["moment", "inputs"]].values.tolist() == [
-        ["before", kind], ["before", "large logits"], ["before", "constant rows"], ["after", kind]
-    ]  # fmt: skip
-    assert set(checks["values"]) == {kind}
-
 
 def loses_a_key_that_attracts_all(q, k, v, causal):
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -484,15 +439,15 @@ def loses_a_key_that_attracts_all(q, k, v, causal):
     return sdpa.sdpa(q, k, v, causal)
 
 
-@pytest.mark.parametrize("kind", ["sink 8", "sink 13"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_who_is_wrong_on_a_sink_alone_is_caught_where_one_is_timed(kind, dtype):
-    for other in ("normal", "rising 24", "outliers"):
-        subject, _ = gated(loses_a_key_that_attracts_all, PLAIN.resized(dtype=dtype, values=other))
+def test_who_is_wrong_on_a_sink_alone_is_caught_where_one_is_timed(dtype):
+    for kind in ("normal", "rising 24", "outliers"):
+        subject, _ = gated(loses_a_key_that_attracts_all, PLAIN.resized(dtype=dtype, values=kind))
         assert subject.alive, subject.reason
-    subject, checks = gated(loses_a_key_that_attracts_all, PLAIN.resized(dtype=dtype, values=kind))
-    assert subject.reason.startswith("before timing, call: error against float64: max ")
-    assert checks[["moment", "inputs", "passed"]].values.tolist() == [["before", kind, False]]
+    for kind in ("sink 8", "sink 13"):
+        subject, checks = gated(loses_a_key_that_attracts_all, PLAIN.resized(dtype=dtype, values=kind))
+        assert subject.reason.startswith(f"before timing, call: {WRONG}")
+        assert checks[["moment", "inputs", "passed"]].values.tolist() == [["before", kind, False]]
 
 
 def adds_with_few_bits(q, k, v, causal):
@@ -505,32 +460,9 @@ def adds_with_few_bits(q, k, v, causal):
     return (added / probabilities.sum(-1, keepdim=True)).to(q.dtype)
 
 
-@pytest.mark.parametrize(("kind", "passes"), {"normal": True, "outliers": True, "offset 1": False}.items())
-def test_who_adds_with_few_bits_is_caught_where_v_has_a_mean(kind, passes):
-    _, checks = gated(adds_with_few_bits, Shape(1, 1, 1024, 64, values=kind))
-    assert checks[["inputs", "passed"]].values[0].tolist() == [kind, passes]
-
-
-# Another alignment of the mask, another scale
-
-
-def seeing(further):
-    """Attention to so many keys beyond the diagonal from the first query on, whatever the mask."""
-
-    def attention(q, k, v, causal, scale=None):
-        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(further)
-        return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
-
-    return attention
-
-
-def without_the_scale(q, k, v, causal, scale=None):
-    return sdpa.sdpa(q, k, v, causal)
-
-
-@pytest.mark.parametrize("call", [seeing(0), seeing(1 + 129 - 5), without_the_scale])
-def test_who_sees_other_keys_or_scales_otherwise_is_caught(call):
-    shape = DECODE.resized(seq_len=5, causal=True, scale=0.4)
-    subject, _ = gated(call, shape)
-    assert not subject.alive
-    assert "error against float64" in subject.reason
+def test_who_adds_with_few_bits_is_caught_where_v_has_a_mean():
+    found = {}
+    for kind in ("normal", "outliers", "offset 1"):
+        drawn = inputs.draw(Shape(1, 1, 1024, 64, values=kind), 0, CPU)
+        found[kind] = Gate(drawn, False, kind).check(adds_with_few_bits(*drawn, False)).passed
+    assert found == {"normal": True, "outliers": True, "offset 1": False}

@@ -46,48 +46,45 @@ def kernel(monkeypatch):
 def test_the_honest_kernel_passes(kernel, seq_len, causal, dtype):
     subject, checks = gated(kernel("honest"), Shape(2, 3, seq_len, 64, causal, dtype), "cuda")
     assert subject.alive, subject.reason
-    assert checks[["moment", "inputs", "route"]].values.tolist() == [
-        ["before", "normal", "call"],
-        ["before", "normal", "graph of 1"],
-        ["before", "large logits", "call"],
-        ["before", "constant rows", "call"],
-        ["after", "normal", "call"],
-        ["after", "normal", "graph of 1"],
+    assert checks[["moment", "inputs", "route"]].agg(", ".join, axis=1).tolist() == [
+        *("before, normal, call", "before, normal, graph of 1"),
+        *("before, large logits, call", "before, constant rows, call"),
+        *("after, normal, call", "after, normal, graph of 1"),
     ]
 
 
 ONE = Shape(1, 6, 300, 64)
 """One sequence, since in between a batch is computed as a sequence alone, which may be what is remembered."""
 CAUGHT = {
-    "writes_nothing": (ONE, f"before timing, call: {ELEMENTS} of {ELEMENTS} elements not written; "),
-    "writes_half": (ONE, f"before timing, call: {ELEMENTS // 2} of {ELEMENTS} elements not written; "),
-    "skips_rows": (ONE, f"before timing, call: {2 * 3 * 44 * 64} of {ELEMENTS} elements not written; "),
-    "skips_keys": (ONE, "before timing, call: error against float64: "),
-    "no_maximum": (ONE, r"before timing, call, large logits: .*elements are not finite"),
-    "last_result": (ONE, "before timing, call, large logits: returned its output for earlier inputs; "),
-    "first_seed": (ONE, "before timing, call, large logits: error against float64: "),
-    "writes_past": (ONE, f"before timing, call: wrote outside its output: {84 * 64 * 2} bytes after it"),
-    "changes_inputs": (ONE, "before timing, call: changed its inputs: Q"),
-    "ignores_mask": (Shape(2, 3, 300, 64, causal=True), "before timing, call: error against float64: "),
+    "writes_nothing": (ONE, f": {ELEMENTS} of {ELEMENTS} elements not written; "),
+    "writes_half": (ONE, f": {ELEMENTS // 2} of {ELEMENTS} elements not written; "),
+    "skips_rows": (ONE, f": {2 * 3 * 44 * 64} of {ELEMENTS} elements not written; "),
+    "skips_keys": (ONE, ": error against float64: "),
+    "no_maximum": (ONE, r", large logits: .*elements are not finite"),
+    "last_result": (ONE, ", large logits: returned its output for earlier inputs; "),
+    "first_seed": (ONE, ", large logits: error against float64: "),
+    "writes_past": (ONE, f": wrote outside its output: {84 * 64 * 2} bytes after it"),
+    "changes_inputs": (ONE, ": changed its inputs: Q"),
+    "ignores_mask": (SHAPE.resized(causal=True), ": error against float64: "),
     # Right in the heads that a seed would choose.
-    "sampled_heads": (Shape(8, 8, 1024, 64), "before timing, call, large logits: "),
+    "sampled_heads": (Shape(8, 8, 1024, 64), ", large logits: "),
 }
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("name", "shape", "reason"), [(name, *caught) for name, caught in CAUGHT.items()])
-def test_a_saboteur_is_caught_and_the_reason_says_at_what(kernel, name, shape, reason, dtype):
+@pytest.mark.parametrize("name", CAUGHT)
+def test_a_saboteur_is_caught_and_the_reason_says_at_what(kernel, name, dtype):
+    shape, reason = CAUGHT[name]
     subject, checks = gated(kernel(name), shape.resized(dtype=dtype), "cuda")
     assert subject.status == "failed"
-    assert re.match(reason, subject.reason), subject.reason
+    assert re.match(f"before timing, call{reason}", subject.reason), subject.reason
     assert checks["passed"].tolist() == [True] * (len(checks) - 1) + [False]
 
 
 @pytest.mark.alone
 def test_who_reads_stale_shared_memory_is_caught(kernel):
     subject, _ = gated(kernel("stale"), SHAPE, "cuda")
-    assert subject.reason.startswith("before timing, call"), subject.reason
-    assert "elements are not finite" in subject.reason
+    assert re.match("before timing, call.*elements are not finite", subject.reason), subject.reason
 
 
 def test_who_does_not_wait_for_other_warps_is_caught_every_time(kernel):
@@ -98,15 +95,10 @@ def test_who_does_not_wait_for_other_warps_is_caught_every_time(kernel):
         assert subject.reason.startswith("before timing, call: "), subject.reason
 
 
-def test_who_returns_memory_of_its_inputs_is_caught(kernel):
-    honest = kernel("honest")
-    subject, _ = gated(lambda q, k, v, causal: q.copy_(honest(q, k, v, causal)), SHAPE, "cuda")
-    assert "changed its inputs: Q; returned memory of its inputs" in subject.reason
-
-
 # Remembering
 
 TIMINGS = [Timing(**timing) for timing in EVERY_TIMING]
+BACKENDS = [f"sdpa.{name}" for name in ("auto", "flash", "cudnn", "efficient", "math")]
 BY_EVENTS = [timing for timing in TIMINGS if timing.clock != "cupti"]
 
 
@@ -124,28 +116,22 @@ def test_who_remembers_takes_as_long_as_who_does_not(kernel, name, timing):
     assert medians[1] > 0.7 * medians[0]
 
 
-@pytest.mark.parametrize("timing", TIMINGS, ids=str)
-def test_who_looks_at_addresses_and_few_words_is_wrong(kernel, timing):
-    subject, _ = timed(kernel("store_by_address"), SHAPE, timing, "cuda", samples=20)
-    assert subject.alive or subject.reason.startswith(f"while timed, {timing}, round "), subject.reason
-
-
-@pytest.mark.parametrize("timing", BY_EVENTS, ids=str)
-def test_who_is_wrong_in_one_of_61_launches_is_caught_in_100_samples(kernel, timing):
-    subject, _ = timed(kernel("rarely_wrong"), SHAPE, timing, "cuda")
-    assert subject.status == "failed"
-    assert subject.reason.startswith((f"while timed, {timing}, round ", "before timing, ")), subject.reason
-
-
-@pytest.mark.parametrize("name", ["later_calls", "last_call_alone"])
-def test_who_works_in_some_calls_of_a_graph_is_caught(kernel, name):
-    subject, _ = timed(kernel(name), SHAPE, TIMINGS[0], "cuda")
-    assert subject.status == "failed"
-    assert subject.reason.startswith("while timed, device warm, round "), subject.reason
+@pytest.mark.parametrize(
+    ("name", "timing", "reason"),
+    [
+        *(("store_by_address", timing, f"$|while timed, {timing}, round ") for timing in TIMINGS),
+        *(("rarely_wrong", timing, f"before timing, |while timed, {timing}, round ") for timing in BY_EVENTS),
+        *((name, TIMINGS[0], "while timed, device warm, round ") for name in ("later_calls", "last_call_alone")),
+    ],
+    ids=str,
+)
+def test_who_is_wrong_in_some_calls_is_caught_in_100_samples(kernel, name, timing, reason):
+    subject, _ = timed(kernel(name), SHAPE, timing, "cuda")
+    assert re.match(reason, subject.reason), subject.reason
 
 
 @pytest.mark.parametrize("timing", TIMINGS, ids=str)
-@pytest.mark.parametrize("name", ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_outputs_of_every_backend_agree_with_the_reference(name, timing):
     subject, samples = timed(REGISTRY[name], SHAPE, timing, "cuda", samples=20)
     assert subject.alive, subject.reason
@@ -175,25 +161,21 @@ def on_another(honest, ahead=False, behind=False, after_cycles=0):
     return call
 
 
-def test_who_does_not_wait_for_the_calling_stream_is_caught(kernel):
-    subject, _ = gated(on_another(kernel("honest")), SHAPE, "cuda")
-    assert subject.status == "failed"
-    # It may read what the calling stream has not written yet: then it is caught by its output, before its stream is.
-    assert re.search("the stream that calle|are not finite", subject.reason), subject.reason
-
-
-@pytest.mark.parametrize("after_cycles", [0, 10_000_000])
-def test_whom_the_calling_stream_does_not_wait_for_is_caught(kernel, after_cycles):
-    subject, _ = gated(on_another(kernel("honest"), ahead=True, after_cycles=after_cycles), SHAPE, "cuda")
-    assert subject.status == "failed"
-    assert "stream" in subject.reason, subject.reason
-    if after_cycles:
-        assert "it works on another stream" in subject.reason
-
-
-def test_who_works_on_another_stream_and_is_waited_for_passes(kernel):
-    subject, _ = gated(on_another(kernel("honest"), ahead=True, behind=True), SHAPE, "cuda")
-    assert subject.alive, subject.reason
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        # It may read what the calling stream has not written yet: then it is caught by its output.
+        ({}, "the stream that calle|are not finite"),
+        ({"ahead": True}, "stream"),
+        ({"ahead": True, "after_cycles": 10_000_000}, "it works on another stream"),
+        ({"ahead": True, "behind": True}, "^$"),
+    ],
+    ids=str,
+)
+def test_who_works_on_another_stream_passes_only_if_both_wait(kernel, options, reason):
+    subject, _ = gated(on_another(kernel("honest"), **options), SHAPE, "cuda")
+    assert subject.alive == ("behind" in options)
+    assert re.search(reason, subject.reason), subject.reason
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -217,13 +199,7 @@ def test_a_graph_alone_catches_another_stream_and_leaves_torch_fit_for_use(kerne
 
 def test_who_asks_the_device_to_finish_is_not_captured(kernel):
     honest = kernel("honest")
-
-    def call(q, k, v, causal):
-        output = honest(q, k, v, causal)
-        torch.cuda.synchronize()
-        return output
-
-    subject, _ = gated(call, SHAPE, "cuda")
+    subject, _ = gated(lambda *given: (honest(*given), torch.cuda.synchronize())[0], SHAPE, "cuda")
     assert "no graph of it can be captured" in subject.reason
     assert gated(honest, SHAPE, "cuda")[0].alive
 
@@ -233,8 +209,7 @@ def test_inputs_arrive_after_the_call_was_made():
     seen = []
 
     def call():
-        other = torch.cuda.Stream()
-        with torch.cuda.stream(other):
+        with torch.cuda.stream(torch.cuda.Stream()):
             seen.append(given[0].clone())
         return given[0] + 1
 
@@ -267,9 +242,6 @@ def test_a_call_that_escapes_its_graph_is_caught(kernel):
     subject, _ = gated(escaping(kernel("honest"), captures=0), SHAPE, "cuda")
     assert subject.status == "failed"
     assert subject.reason.startswith("before timing, graph of 1: "), subject.reason
-
-
-def test_a_call_that_escapes_the_graphs_that_are_timed_is_caught(kernel):
     subject, _ = timed(escaping(kernel("honest"), captures=1), SHAPE, TIMINGS[0], "cuda", samples=20)
     assert subject.status == "failed"
     assert subject.reason.startswith("while timed, device warm, round 0: "), subject.reason
@@ -336,21 +308,13 @@ def test_a_poisoned_card_holds_its_word_in_shared_memory():
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *product(("sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"), ("float16", "bfloat16")),
-        *product(("sdpa.efficient", "sdpa.math"), ("float32",)),
-    ],
+    [*product(BACKENDS, ("float16", "bfloat16")), ("sdpa.efficient", "float32"), ("sdpa.math", "float32")],
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_every_backend_passes_on_all_kinds_of_inputs(name, causal, dtype):
-    with REGISTRY[name].selected():
-        subject, _ = gated(REGISTRY[name].call, Shape(2, 4, 257, 64, causal, dtype), "cuda")
+@pytest.mark.parametrize(("seq_len", "head_dim"), [*product((7, 64, 1000), (64, 128)), (257, 64)])
+def test_every_backend_passes_on_all_kinds_of_inputs(name, seq_len, head_dim, causal, dtype):
+    subject, checks = gated(REGISTRY[name], Shape(2, 4, seq_len, head_dim, causal, dtype), "cuda")
     assert subject.alive, subject.reason
-
-
-def test_outputs_of_kernels_lie_between_guards(kernel):
-    drawn = inputs.draw(SHAPE, 0, GPU)
-    with outputs.guarded(outputs.POISONS[0]) as guards:
-        output = kernel("honest")(*drawn, False)
-    assert output.untyped_storage().nbytes() == output.nbytes + 2 * outputs.GUARD_BYTES
-    assert (guards.overruns(), guards.unwritten(output, output)) == ([], 0)
+    normal = checks[checks["inputs"] == "normal"]
+    assert (normal["mean_error"] > 0).all()
+    assert (normal["max_error"] < 0.1).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.measuring.clocks import external_tools, warm
+from attnlab.measuring.clocks import external_tools, in_process
 from attnlab.measuring.clocks.canary import Canary
 from attnlab.measuring.session import load, panel
 from attnlab.runs import methods
@@ -34,7 +34,7 @@ def test_one_kernel_takes_as_long_by_our_clock_as_by_cupti():
 @pytest.mark.parametrize("clock", ["eager", "device"])
 def test_cold_is_cold_and_warm_is_warm(clock):
     pytest.importorskip("cupy")
-    case = warm.graphed("sdpa.flash", SHAPE, GPU)
+    case = in_process.graphed("sdpa.flash", SHAPE, GPU)
     canary = Canary(GPU)
     for cache, least, most in (("warm", 85, 100), ("cold", 0, 5)):
         for seen in canary.look(case, Timing(clock=clock, cache=cache), list(case.windows[0])):

@@ -3,14 +3,13 @@
 import os
 import shutil
 from functools import cache
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
 from attnlab import profile
-from attnlab.measuring.instruments import counters as instruments_counters
+from attnlab.measuring.instruments import counters
 from attnlab.runs import metrics
 from attnlab.runs.tables import TABLES
 from attnlab.study import ladder
@@ -24,8 +23,6 @@ pytestmark = [
 ]
 
 SHAPE = Shape(8, 8, 512, 64)
-
-
 COUNTED = ("sdpa.flash", "kernel.mma", "kernel.tiled", "kernel.bounded")
 
 
@@ -33,17 +30,16 @@ COUNTED = ("sdpa.flash", "kernel.mma", "kernel.tiled", "kernel.bounded")
 def every() -> pd.DataFrame:
     capability = torch.cuda.get_device_capability()
     there = [name for name in COUNTED if name[:4] == "sdpa" or ladder.rung(name).architecture(capability)]
-    return instruments_counters.counters(str(NCU), {name: [SHAPE] for name in there})
+    return counters.counters(str(NCU), [(name, SHAPE) for name in there])
 
 
 def counted(name: str) -> pd.DataFrame:
-    rows = every()
-    return rows[rows["implementation"] == name].reset_index(drop=True)
+    return every()[every()["implementation"] == name].reset_index(drop=True)
 
 
 def shares(name: str) -> pd.Series:
     """The row that `profile.counters` makes of one implementation's counters."""
-    (row,) = profile.counters(SimpleNamespace(profile=counted(name))).to_dict("records")
+    (row,) = profile._counters(counted(name)).to_dict("records")
     return pd.Series(row)
 
 
@@ -86,5 +82,5 @@ def test_a_rung_is_profiled_as_what_it_is(rung):
 
 
 def test_a_case_that_can_not_run_is_refused_in_one_line():
-    with pytest.raises(instruments_counters.Refused, match=r"^[^\n]+$"):
-        instruments_counters.counters(str(NCU), {"sdpa.flash": [Shape(1, 1, 64, 64, dtype="float32")]})
+    with pytest.raises(counters.Refused, match=r"^[^\n]+$"):
+        counters.counters(str(NCU), [("sdpa.flash", Shape(1, 1, 64, 64, dtype="float32"))])

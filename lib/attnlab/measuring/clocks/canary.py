@@ -49,28 +49,23 @@ class Canary:
         source = Path(__file__).with_suffix(".cu").read_text()
         self._kernel = cupy.RawModule(code=source, options=("-std=c++17",)).get_function("canary")
         self._random = np.random.default_rng(0)
-        self.hit_cycles, self.miss_cycles = self._known()
+        l2_bytes = devices.last_level_cache_bytes(device)
+        small = torch.ones(l2_bytes // 32, dtype=torch.int8, device=device)
+        large = torch.empty(SWEEP * l2_bytes, dtype=torch.int8, device=device)
+        (read, hits), (read_front, misses) = self._prepared([small]), self._prepared([large[: l2_bytes // 32]])
+        read()
+        read()
+        # Written from front to back, so that everything else is written after the part that is read.
+        for part in large.chunk(SWEEP):
+            part.fill_(1)
+        read_front()
+        self.hit_cycles, self.miss_cycles = (float(np.median(cycles.cpu().numpy())) for cycles in (hits, misses))
 
     def look(self, case: Case, timing: Timing, sets: list[torch.Tensor]) -> list[Sighting]:
         """Take one sample of a case with the clock's own sampler, reading lines of `sets` instead of the timed call."""
         read, cycles = self._prepared(sets)
         cuda_events.sampler(self._device, timing)(in_place_of_timed(case, timing, read))
         return [Sighting(row, self.hit_cycles, self.miss_cycles) for row in cycles.cpu().numpy()]
-
-    def _known(self) -> tuple[float, float]:
-        l2_bytes = devices.last_level_cache_bytes(self._device)
-        small = torch.ones(l2_bytes // 32, dtype=torch.int8, device=self._device)
-        read, cycles = self._prepared([small])
-        read()
-        read()
-        hit = float(np.median(cycles.cpu().numpy()))
-        # Written from front to back, so that everything else is written after the part that is read.
-        large = torch.empty(SWEEP * l2_bytes, dtype=torch.int8, device=self._device)
-        read, cycles = self._prepared([large[: l2_bytes // 32]])
-        for part in large.chunk(SWEEP):
-            part.fill_(1)
-        read()
-        return hit, float(np.median(cycles.cpu().numpy()))
 
     def _prepared(self, sets: list[torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """A launch that reads lines of each tensor, and the tensor to which it writes their cycles."""
@@ -79,14 +74,13 @@ class Canary:
         where = torch.from_numpy(np.stack([self._lines(held.nbytes) for held in sets])).to(self._device)
         addresses = torch.tensor([held.data_ptr() for held in sets], dtype=torch.int64, device=self._device)
         cycles = torch.zeros(where.shape, dtype=torch.int32, device=self._device)
-        loads = where.shape[1]
-        arguments = (*map(np.uint64, (addresses.data_ptr(), where.data_ptr())), np.int32(loads))
 
-        def read() -> None:
+        def read() -> None:  # it keeps the tensors alive whose addresses it passes
+            lines, chosen, taken = (np.uint64(tensor.data_ptr()) for tensor in (addresses, where, cycles))
+            arguments = (lines, chosen, np.int32(LOADS), taken)
             with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
-                self._kernel((len(sets),), (1,), (*arguments, np.uint64(cycles.data_ptr())), shared_mem=4 * loads + 4)
+                self._kernel((len(sets),), (1,), arguments, shared_mem=4 * LOADS + 4)
 
-        read.held = (where, addresses, *sets)  # type: ignore[attr-defined]  # keeps memory alive that only addresses refer to
         return read, cycles
 
     def _lines(self, nbytes: int) -> np.ndarray:

@@ -43,8 +43,7 @@ from attnlab.measuring.subjects.case import Call, Case, Replay
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-# A graph is long enough that the microsecond which a pair of events costs is spread over many calls, and short enough
-# that a sample is not yet an average over everything.
+# A graph is so long that the microsecond of a pair of events is spread over many calls, and no longer.
 GRAPH_US = 400
 GRAPH_CALLS = 64
 # More than any device does: what a graph may hold at most is decided before anything is timed.
@@ -95,7 +94,7 @@ def sampling(device: torch.device, timing: Timing) -> Iterator[Sampler]:
     if timing.clock != "cupti":
         yield sampler(device, timing)
         return
-    with traced.Trace() as trace:
+    with traced.tracing() as trace:
         samples: list[TakenSample] = []
 
         def take(case: Case) -> TakenSample:
@@ -149,11 +148,7 @@ def least_us(case: Case, device: torch.device, calls: int) -> float:
 
 
 def timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
-    """How long the device took for `work`, in µs, and what it returned.
-
-    Args:
-        hold: whether a GPU's stream is held until the work is queued.
-    """
+    """How long the device took for `work`, in µs, and what it returned; `hold` a GPU's stream until it is queued."""
     if device.type == "cpu":
         begin = originals.perf_counter_ns()
         returned = work()
@@ -178,7 +173,7 @@ def calibrate(device: torch.device) -> dict[str, float]:
     around_nothing = [timed_us(device, lambda: None) for _ in range(200)]
     if device.type == "cpu":
         return {"tick_us": time.get_clock_info("perf_counter").resolution * 1e6, "nothing_us": median(around_nothing)}
-    around_tiny = [timed_us(device, _tiny_graph().replay) for _ in range(200)]
+    around_tiny = [timed_us(device, _tiny().graph.replay) for _ in range(200)]
     seen = sorted({round(value, 4) for value in around_nothing + around_tiny})
     steps = [b - a for a, b in pairwise(seen) if b - a > 1e-3]
     return {
@@ -211,12 +206,9 @@ def _captured(calls: list[Call], pool: Any, window: int = 0) -> Replay:
 
 
 @cache
-def _tiny_graph() -> torch.cuda.CUDAGraph:
-    tiny, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
-    with devices.no_garbage_collected(), torch.cuda.graph(graph):
-        tiny.add_(1)
-    graph.held = tiny  # type: ignore[attr-defined]
-    return graph
+def _tiny() -> Replay:
+    tiny = torch.zeros(1, device="cuda")
+    return _captured([lambda: tiny.add_(1)], None)
 
 
 @cache
@@ -248,7 +240,7 @@ def _device_warm(case: Case) -> TakenSample:
     with case.scrambled():
         case.many.graph.replay()
     # A graph begins some 2 us sooner after another graph than after the kernels that put the values in place.
-    _tiny_graph().replay()
+    _tiny().graph.replay()
     took_us, _ = timed(torch.device("cuda"), case.many.graph.replay)
     return TakenSample(took_us / case.many.calls, case.many.calls, case.many.output)
 

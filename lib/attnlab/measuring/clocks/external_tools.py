@@ -7,15 +7,15 @@ missing say so.
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from importlib import util
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attnlab.measuring.clocks import canary, cuda_events, warm
+from attnlab.measuring.clocks import canary, cuda_events, in_process
 from attnlab.measuring.instruments import devices, environment, tool
 from attnlab.measuring.instruments.tool import PLAN, Refused
 from attnlab.measuring.subjects.case import Case
@@ -23,11 +23,10 @@ from attnlab.measuring.subjects.implementation import Broken, OutOfMemory, Unsup
 from attnlab.runs import methods, metrics
 from attnlab.runs.schema import Row
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 ROUNDS = 3
 TIMEOUT_S = 180
-TIMINGS = {cache: Timing(clock="device", cache=cache) for cache in ("warm", "cold")}
+DEVICE = torch.device("cuda")
 Cases = list[tuple[str, Shape]]
 
 
@@ -37,11 +36,12 @@ def rows(program: str, cases: Cases) -> tuple[list[Row], list[Row]]:
         return _of_ncu(cases) if program == "ncu" else (_of_nvbench(cases), [])
     except Exception as error:  # whatever a tool says, it must not cost the run, which is whole without it
         why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-        return [
-            {"implementation": name, **shape.axes, "method": method, "why": why}
-            for name, shape in cases
-            for method in methods.of_tool(program).values()
-        ], []
+        every = methods.of_tool(program).values()
+        return [_case(one) | {"method": method, "why": why} for one in cases for method in every], []
+
+
+def _case(case: tuple[str, Shape]) -> Row:
+    return {"implementation": case[0], **case[1].axes}
 
 
 def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
@@ -54,16 +54,15 @@ def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
     by_cache = methods.of_tool("ncu")
     panel, residency = [], []
     for step, launches in zip(plan, calls, strict=True):
-        name, shape = cases[step["case"]]
-        case: Row = {"implementation": name, **shape.axes}
+        case = _case(cases[step["case"]])
         if step["why"]:
             panel += [case | {"method": method, "why": step["why"]} for method in by_cache.values()]
             continue
         took_us, read = (sum(tool.to_number(launch[metric]) for launch in launches) for metric in counted)
-        where = {"round": step["round"], "why": ""}
-        panel.append(case | where | {"method": by_cache[step["cache"]], "latency_us": took_us / 1e3})
+        case |= {"round": step["round"], "why": ""}
+        panel.append(case | {"method": by_cache[step["cache"]], "latency_us": took_us / 1e3})
         began = {"clock": "device", "cache": step["cache"]}
-        residency.append(case | where | began | {"metric": metrics.DRAM_READ, "unit": "byte", "value": read})
+        residency.append(case | began | {"metric": metrics.DRAM_READ, "unit": "byte", "value": read})
     return panel, residency
 
 
@@ -79,20 +78,15 @@ def _of_nvbench(cases: Cases) -> list[Row]:
         printed = tool.output(_command("nvbench", cases, str(target)), TIMEOUT_S)
         if not target.is_file():
             raise Refused(tool.reason(printed))
-        return _states(json.loads(target.read_text()), cases, _plan(printed))
-
-
-def _states(document: dict[str, Any], cases: Cases, plan: list[dict[str, Any]]) -> list[Row]:
-    """Rows from what NVBench wrote: a state for each case, cache and round."""
-    calls = {(step["case"], step["cache"]): step["calls"] for step in plan}
+        document = json.loads(target.read_text())
+    calls = {(step["case"], step["cache"]): step["calls"] for step in _plan(printed)}
     found = []
     for benchmark in document["benchmarks"]:
         number = int(benchmark["name"].removeprefix("case"))
-        name, shape = cases[number]
-        for state in benchmark["states"]:
+        for state in benchmark["states"]:  # one for each cache and round
             axes = {axis["name"]: int(axis["value"]) for axis in state["axis_values"]}
             cache = "warm" if axes["warm"] else "cold"
-            row: Row = {"implementation": name, **shape.axes, "method": methods.of_tool("nvbench")[cache]}
+            row = _case(cases[number]) | {"method": methods.of_tool("nvbench")[cache]}
             if state["is_skipped"]:
                 if not axes["round"]:
                     found.append(row | {"why": str(state.get("skip_reason", "NVBench gave no reason"))})
@@ -114,62 +108,53 @@ def _command(program: str, cases: Cases, *more: str) -> list[str]:
 # In the process of its own
 
 
-def _each(cases: Cases, device: torch.device) -> Iterator[tuple[int, Case | None, str]]:
-    """The cases one after the other, warmed up: the number of each, and the case or the reason why there is none."""
-
-    for number, (implementation, shape) in enumerate(cases):
-        try:
-            case = warm.prepared(implementation, shape, device)
-        except (Unsupported, OutOfMemory, Broken) as error:
-            yield number, None, str(error)
-        else:
-            yield number, case, ""
-            del case
-        devices.release(device)
+def _prepared(case: tuple[str, Shape]) -> Case | str:
+    """A case that is warmed up, or why there is none."""
+    devices.release(DEVICE)
+    try:
+        return in_process.prepared(*case, DEVICE)
+    except (Unsupported, OutOfMemory, Broken) as error:
+        return str(error)
 
 
 def _under_ncu(cases: Cases) -> None:
     """Run our sampler under ncu, with ncu's window around the one call that the sampler would time."""
-    device = torch.device("cuda")
-    takes = {cache: cuda_events.sampler(device, timing) for cache, timing in TIMINGS.items()}
-
-    for number, case, why in _each(cases, device):
-        if case is None:
-            _say(case=number, why=why)
+    takes = {timing: cuda_events.sampler(DEVICE, timing) for timing in (in_process.WARM, in_process.COLD)}
+    for number, stated in enumerate(cases):
+        case = _prepared(stated)
+        if isinstance(case, str):
+            _say(case=number, why=case)
             tool.window(lambda: None)
             continue
         with case.selected():
-            for turn in range(ROUNDS):
-                for cache, take in takes.items():
-                    _say(case=number, round=turn, cache=cache, why="")
-                    # Called instead of replayed: ncu runs the kernels of a graph one by one like any others.
-                    take(canary.in_place_of_timed(case, TIMINGS[cache], partial(tool.window, case.call)))
+            for turn, (timing, take) in product(range(ROUNDS), takes.items()):
+                _say(case=number, round=turn, cache=timing.cache, why="")
+                # Called instead of replayed: ncu runs the kernels of a graph one by one like any others.
+                take(canary.in_place_of_timed(case, timing, partial(tool.window, case.call)))
 
 
 def _under_nvbench(cases: Cases, target: str) -> None:
     """Under NVBench: the graph of one call from a cold L2, and the device clock's graph of several from a warm one."""
     from cuda import bench
 
-    device = torch.device("cuda")
     kept: dict[int, Case | str] = {}
 
     def graphed(number: int) -> Case | str:
         """A case with its graphs, or why there is none. Only one is held at a time."""
         if number not in kept:
             kept.clear()
-            devices.release(device)
-            _, case, why = next(_each([cases[number]], device))
-            if case is not None:
+            case = _prepared(cases[number])
+            if isinstance(case, Case):
                 with case.selected():
-                    attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
+                    attempt(partial(cuda_events.capture, case, torch.cuda.graph_pool_handle()))
                 for cache, replay in (("cold", case.one), ("warm", case.many)):
                     assert replay is not None
                     replay.graph.replay()
                     _say(case=number, cache=cache, calls=replay.calls)
-            kept[number] = case or why
+            kept[number] = case
         return kept[number]
 
-    def times(number: int, state: Any) -> None:
+    def timed(number: int, state: Any) -> None:
         case = graphed(number)
         if isinstance(case, str):
             state.skip(case)
@@ -186,10 +171,10 @@ def _under_nvbench(cases: Cases, target: str) -> None:
 
     for number in range(len(cases)):
 
-        def timed(state: Any, number: int = number) -> None:
-            times(number, state)
+        def of_case(state: Any, number: int = number) -> None:  # a function, which NVBench registers
+            timed(number, state)
 
-        benchmark = bench.register(timed)
+        benchmark = bench.register(of_case)
         benchmark.set_name(f"case{number}")
         benchmark.add_int64_axis("warm", [0, 1])
         benchmark.add_int64_axis("round", list(range(ROUNDS)))

@@ -5,12 +5,21 @@ from functools import partial
 
 import torch
 
+from attnlab.base import rules
 from attnlab.measuring.clocks import cuda_events
-from attnlab.measuring.clocks.traced import Piece, Trace
+from attnlab.measuring.clocks.traced import Piece, tracing
+from attnlab.measuring.instruments import inspection
+from attnlab.measuring.subjects import registry
 from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import Unsupported, attempt
+from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs import methods
+from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
+# For the panel's cases: the longest call, and the calls that warm it up.
+LONGEST_MS = 100.0
+WARMUP_CALLS = 20
 # Calls that CUPTI traces in one sample: enough for a mean, few enough that its buffers never fill up.
 TRACED_CALLS = 20
 TRITON: dict[str, dict[str, int]] = {
@@ -23,6 +32,38 @@ TIMINGS = (WARM, COLD, Timing(clock="eager", cache="warm"), Timing(clock="eager"
 OURS = {methods.EAGER: TIMINGS[2], methods.DEVICE: WARM, methods.DEVICE_COLD: COLD}
 Taken = dict[str, float]
 """Latencies in µs by method: one sample, or two that are read from the same trace."""
+
+
+def prepared(implementation: str, shape: Shape, device: torch.device) -> Case:
+    """A case that is warmed up.
+
+    Raises:
+        Unsupported: the implementation doesn't serve the shape here, or takes longer than the panel has time for.
+        OutOfMemory: the device's memory doesn't hold the case.
+        Broken: the implementation can't be called.
+    """
+    chosen = registry.find(implementation)
+    windows = attempt(lambda: Windows(shape, device, cuda_events.most_calls(shape)))
+    windows.draw(rules.SEED)
+    case = attempt(lambda: Case.of(chosen, windows, shape))
+    attempt(case.refresh)
+    with chosen.selected():
+        attempt(case.call)
+    call_ms = cuda_events.least_us(case, device, 1) / 1e3
+    if call_ms > LONGEST_MS:
+        raise Unsupported(f"one call takes {call_ms:.3g} ms, longer than the {LONGEST_MS:g} ms that the panel times")
+    cuda_events.roughly_us(case, device, WARMUP_CALLS)
+    return case
+
+
+def graphed(implementation: str, shape: Shape, device: torch.device) -> Case:
+    """A case that is warmed up and has its graphs; raises as `prepared` does."""
+    case = prepared(implementation, shape, device)
+    with case.selected():
+        # As in a run: CUPTI has to be active before the graphs are captured that it is to trace later.
+        inspection.kernels(case.call, device)
+        attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
+    return case
 
 
 def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken]]:
@@ -49,13 +90,9 @@ def _sampled(name: str, sampler: cuda_events.Sampler, case: Case) -> Taken:
 def _calls_traced(case: Case) -> Taken:
     assert case.many is not None
     calls = min(TRACED_CALLS, case.many.calls)
-
-    def called() -> None:
-        with case.selected():
-            for _ in range(calls):
-                case.call()
-
-    return {methods.CUPTI: _traced(called).kernels_us / calls}
+    with case.selected():
+        traced = _traced(lambda: [case.call() for _ in range(calls)])
+    return {methods.CUPTI: traced.kernels_us / calls}
 
 
 def _graph_traced(case: Case) -> Taken:
@@ -69,7 +106,7 @@ def _graph_traced(case: Case) -> Taken:
 
 def _traced(work: Callable[[], object]) -> Piece:
     """CUPTI's reading of `work`, which is done once untimed before."""
-    with Trace() as trace:
+    with tracing() as trace:
         work()
         trace.mark(work)
     return trace.pieces[0]

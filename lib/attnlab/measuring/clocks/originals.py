@@ -35,23 +35,9 @@ def intact() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # may have come of what was replaced
-        if wrong := _undone(set_aside):
-            raise Broken(wrong) from error
+        _put_back(set_aside, error)
         raise
-    if wrong := _undone(set_aside):
-        raise Broken(wrong)
-
-
-def _undone(set_aside: int | None) -> str:
-    """What was replaced or set aside, in words, once it is put back; "" if nothing was."""
-    found = []
-    if replaced := _put_back():
-        found.append(f"replaced {', '.join(replaced)}, by which it is timed")
-    bytes_ = _set_aside_bytes()
-    if set_aside is not None and bytes_ not in (None, set_aside):
-        _set_aside(set_aside)
-        found.append(f"set {bytes_} bytes of the L2 aside, where lines outlast a flush")
-    return " and ".join(found)
+    _put_back(set_aside)
 
 
 def _now() -> dict[tuple[Any, str], Any]:
@@ -63,16 +49,25 @@ def _now() -> dict[tuple[Any, str], Any]:
 _TAKEN = _now()
 
 
-def _put_back() -> list[str]:
-    """Undo whatever was replaced or added; returns the names."""
-    now = _now()
+def _put_back(set_aside: int | None, cause: Exception | None = None) -> None:
+    """Undo whatever was replaced, added or set aside, and raise Broken, which names it, if anything was."""
+    now, found = _now(), []
     changed = [key for key in now | _TAKEN if now.get(key) is not _TAKEN.get(key)]
     for owner, name in changed:
         if (owner, name) in _TAKEN:
             setattr(owner, name, _TAKEN[owner, name])
         else:
             delattr(owner, name)
-    return [f"{owner.__name__}.{name}" for owner, name in changed]
+    if changed:
+        names = ", ".join(f"{owner.__name__}.{name}" for owner, name in changed)
+        found.append(f"replaced {names}, by which it is timed")
+    if set_aside is not None and (size := _set_aside_bytes()) not in (None, set_aside):
+        driver = maps.driver()
+        driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, set_aside)
+        driver.cuCtxResetPersistingL2Cache()
+        found.append(f"set {size} bytes of the L2 aside, where lines outlast a flush")
+    if found:
+        raise Broken(" and ".join(found)) from cause
 
 
 def _set_aside_bytes() -> int | None:
@@ -85,9 +80,3 @@ def _set_aside_bytes() -> int | None:
         return None
     error, size = driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE)
     return int(size) if error == driver.CUresult.CUDA_SUCCESS else None
-
-
-def _set_aside(size: int) -> None:
-    driver = maps.driver()
-    driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, size)
-    driver.cuCtxResetPersistingL2Cache()

@@ -1,9 +1,9 @@
 """The times of pieces of work that are queued one after the other, by CUPTI through PyTorch's profiler."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -29,53 +29,52 @@ class Piece:
 
 
 class Trace:
-    """A context in which pieces of work are marked; afterwards, `pieces` has one `Piece` for each.
-
-    Raises:
-        UserError: CUPTI lost some of it. It keeps at most 128 MB of records, some 10^5 kernels and more.
-    """
+    """Pieces of work, marked inside of `tracing`; afterwards, `pieces` has one `Piece` for each."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self._marked = 0
-        self._profile = profile(activities=[ProfilerActivity.CUDA])
+        self.marked = 0
 
     def mark(self, work: Callable[[], T]) -> T:
         """Queue a piece of work, and return what it returns."""
         torch.cuda._sleep(1)
         returned = work()
         torch.cuda._sleep(1)
-        self._marked += 1
+        self.marked += 1
         return returned
 
-    def __enter__(self) -> "Trace":
-        with inspection.quiet():
-            self._profile.__enter__()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+@contextmanager
+def tracing() -> Iterator[Trace]:
+    """Inside, pieces of work are marked.
+
+    Raises:
+        UserError: CUPTI lost some of it. It keeps at most 128 MB of records, some 10^5 kernels and more.
+    """
+    trace, tracer = Trace(), profile(activities=[ProfilerActivity.CUDA])
+    with inspection.quiet():
+        tracer.__enter__()
+    try:
+        yield trace
+    finally:
         torch.cuda.synchronize()
         with inspection.quiet():
-            self._profile.__exit__(kind, error, where)
-        if kind is not None:
-            return
-        profiler: Any = self._profile.profiler
-        events = [event for event in profiler.kineto_results.events() if _ran_on_device(event)]
-        self.pieces = list(_pieces(sorted(events, key=lambda event: event.start_ns())))
-        if len(self.pieces) != self._marked:
-            raise UserError(
-                f"CUPTI showed {len(self.pieces)} of {self._marked} pieces of work: measure again, or leave the clock "
-                "cupti out of the study"
-            )
+            tracer.__exit__(None, None, None)
+    profiler: Any = tracer.profiler
+    events = filter(_ran_on_device, profiler.kineto_results.events())
+    trace.pieces += _pieces(sorted(events, key=lambda event: event.start_ns()))
+    if len(trace.pieces) != trace.marked:
+        raise UserError(
+            f"CUPTI showed {len(trace.pieces)} of {trace.marked} pieces of work: measure again, or leave the clock "
+            "cupti out of the study"
+        )
 
 
 @cache
 def available() -> bool:
     """Whether CUPTI sees what runs on the device."""
     try:
-        with Trace() as trace:
+        with tracing() as trace:
             tiny = torch.zeros(1, device="cuda")
             trace.mark(lambda: tiny.add_(1))
     except (UserError, RuntimeError):

@@ -36,7 +36,8 @@ class Error:
 
     def strain(self, allowed: "Error") -> float:
         """The larger of the two errors, in units of what is allowed."""
-        return max(_ratio(self.maximum, allowed.maximum), _ratio(self.mean, allowed.mean))
+        each = (self.maximum, allowed.maximum), (self.mean, allowed.mean)
+        return max(error / most if most else math.inf if error else 0.0 for error, most in each)
 
     def __str__(self) -> str:
         return f"max {self.maximum:.2e} mean {self.mean:.2e}"
@@ -79,7 +80,10 @@ class Check:
     def reason(self) -> str:
         """Why a check failed."""
         wrong = not self.error.within(self.allowed)
-        return "; ".join([*self.faults, *([self._distance] if wrong or not self.faults else [])])
+        unit = Error(self.allowed.maximum / GATE_FACTOR, self.allowed.mean / GATE_FACTOR)
+        of = "" if self.output == OUTPUTS[0] else f" of {self.output}"
+        distance = f"error{of} against float64: {self.error}, allowed {GATE_FACTOR:g}x {unit}"
+        return "; ".join([*self.faults, *([distance] if wrong or not self.faults else [])])
 
     @property
     def strain(self) -> float:
@@ -93,13 +97,3 @@ class Check:
             GATE_FACTOR * (max(self.framework_error.maximum, self.unavoidable.maximum) + self.rounded_once),
             GATE_FACTOR * max(self.framework_error.mean, self.unavoidable.mean),
         )
-
-    @property
-    def _distance(self) -> str:
-        unit = Error(self.allowed.maximum / GATE_FACTOR, self.allowed.mean / GATE_FACTOR)
-        of = "" if self.output == OUTPUTS[0] else f" of {self.output}"
-        return f"error{of} against float64: {self.error}, allowed {GATE_FACTOR:g}x {unit}"
-
-
-def _ratio(error: float, allowed: float) -> float:
-    return error / allowed if allowed else math.inf * error if error else 0.0

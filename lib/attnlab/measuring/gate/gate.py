@@ -1,30 +1,23 @@
 """The gate: nothing is timed whose result is wrong, or right for the wrong reason.
 
-An output is compared with the float64 oracle, and the way in which it was computed is checked as well. Each of these
-fails a check:
+An output is compared with the float64 oracle, and the way in which it was computed is checked as well
+(docs/method.md has the reasons). Each of these fails a check:
 
 - elements that were not written, or are not finite: memory is poisoned before each run;
 - bytes written outside the output: it lies between guards, if the implementation allocates it with `outputs.like`;
 - an output that is no plain tensor, so that it may be computed only when it is looked at;
 - inputs that were changed, or returned as the output;
 - the output for earlier inputs: inputs change in place from check to check, and a returned output is poisoned;
-- two runs that differ in any bit, where the implementation has to repeat itself: shared memory and registers of the
-  multiprocessors hold something else in the second run, so a kernel that reads what it has not written gives itself
-  away, and a race has a second chance to do so;
-- runs that differ more and more, elsewhere;
+- in a forward pass that has to repeat itself, two runs that differ in any bit; elsewhere, runs that differ more and
+  more. Shared memory and registers of the multiprocessors hold something else in the second run;
 - work that the calling stream does not order: the second run is called before that stream has written the inputs, that
   stream copies its output at once, and a graph captured from the stream has to compute the result by itself.
-
-A rung of the ladder has to be bitwise reproducible in a forward pass, unless its entry says that it isn't. Others may
-differ from run to run, as cuDNN's decoding does in a few elements, and backward passes do, which add with atomics: then
-each run is compared with the oracle, and how many elements differ is recorded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,22 +42,17 @@ FINGERPRINT = 4096
 # differently.
 RUNS, GROWTH = 4, 10
 UNLIKE = "differs between two runs on the same inputs, in {} of {} elements"
+UNCAPTURED = "does work that the stream which calls it doesn't order: no graph of it can be captured"
 LATE = "doesn't wait for the stream that calls it: differs in {} of {} elements when that has yet to write the inputs"
 
 
 class Gate:
     """The oracle for one set of inputs, against which any number of implementations is checked.
 
-    The mean error may be at most `GATE_FACTOR` times the framework's own on the same inputs. The largest may be at most
-    `GATE_FACTOR` times the sum of the framework's own and half a unit in the last place of the output's largest
-    element, the error of rounding it once; this is the criterion of FlashAttention's test suite. The largest of few
-    errors may be small by luck. A mean is not, and there such a step would let an output pass that is off by 1 %.
-
-    In float32 an error depends on how the last bits of a few scores were rounded: those of keys with large weights, of
-    keys that nearly tie, or of the single key in a tile's remainder. The framework may be luckier there than an
-    implementation that is just as good. `rounding.unavoidable` therefore takes the place of the framework's error where
-    it is larger. In a forward pass on normal inputs it does so for the largest error only. In float16 and bfloat16 the
-    framework's error is far larger than that.
+    The mean error may be at most `GATE_FACTOR` times the framework's own on the same inputs, and the largest that many
+    times the sum of the framework's own and of the error of rounding the output once. Where the rounding of scores to
+    float32 may cost more than the framework's own error, it takes its place (`rounding.unavoidable`): in a forward pass
+    on normal inputs for the largest error only, as a mean is not small by luck.
 
     What computes in FP8 is held to the numbers that its e4m3 inputs stand for: the oracle is of these, and in place of
     the framework's own error stands that of PyTorch's operations which round where FP8 does (`fp8.accuracy`). How far
@@ -155,7 +143,7 @@ class Gate:
         first, faults = self._run(call, 0)
         if self._misshapen(first):
             return self.check(first, faults)
-        second, more = self._run(call, 1, ordering.before_inputs)
+        second, more = self._run(partial(ordering.before_inputs, call, self._inputs, self._values), 1)
         faults += more
         differing = unlike(first, second)
         if differing and self._exact(repeats):
@@ -176,17 +164,13 @@ class Gate:
             try:
                 replay = ordering.captured(call)
             except ordering.NotCaptured as error:
-                fault = (
-                    f"does work that the stream which calls it doesn't order: no graph of it can be captured, {error}"
-                )
-                return Check(UNBOUNDED, *self._bounds[0], (fault,))
+                return Check(UNBOUNDED, *self._bounds[0], (f"{UNCAPTURED}, {error}",))
         return self.examine_replay(replay, repeats, guards)
 
     def examine_replay(self, replay: Replay, repeats: bool = True, guards: outputs.Guards | None = None) -> Check:
         """Replay a graph that reads this gate's inputs twice, and check what it computes."""
         self._returned = None
-        first, faults = self._run(lambda: _replayed(replay), 0, guards=guards)
-        second, more = self._run(lambda: _replayed(replay), 1, guards=guards)
+        (first, faults), (second, more) = (self._run(partial(_replayed, replay), turn, guards) for turn in (0, 1))
         faults += more
         differing = unlike(first, second)
         if differing and self._exact(repeats):
@@ -234,26 +218,14 @@ class Gate:
         there, wanted = (", ".join(str(tuple(shape)) for shape in each) for each in (shapes, self._shapes))
         return f"returned {there}, not {wanted}"
 
-    def _run(
-        self,
-        call: Call,
-        turn: int,
-        calling: Callable[[Call, Inputs, tuple[Tensor, ...]], Any] | None = None,
-        guards: outputs.Guards | None = None,
-    ) -> tuple[Tensors, list[str]]:
-        """Run on poisoned memory; returns copies of the outputs, and what is wrong.
-
-        Args:
-            turn: 0 for the first run, 1 for the second, which has another poison.
-            calling: calls `call`, given the inputs and their values; by default it is simply called.
-            guards: the guards of outputs that were allocated before; by default those of this run.
-        """
+    def _run(self, call: Call, turn: int, guards: outputs.Guards | None = None) -> tuple[Tensors, list[str]]:
+        """Copies of the outputs of a run on poisoned memory, and what is wrong; `turn`, 0 or 1, chooses the poison."""
         device = self._inputs[0].device
         poison.fill(device, poison.WORDS[turn])
         devices.synchronize(device)
         try:
             with outputs.guarded(outputs.POISONS[turn]) as fresh:
-                returned = outputs.each(calling(call, self._inputs, self._values) if calling else call())
+                returned = outputs.each(call())
             if others := [type(output).__name__ for output in returned if not isinstance(output, Tensor)]:
                 raise Broken(f"returned {', '.join(others)}, and no tensor")
             at_once = tuple(output.clone() for output in returned)
@@ -271,12 +243,8 @@ class Gate:
     def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
         """The faults of a run, apart from its errors; `at_once` are copies that its own stream made."""
         faults = guards.overruns()
-        changed = [
-            name
-            for name, held, value in zip(("Q", "K", "V", "dO"), self._inputs, self._values, strict=False)
-            if _differing(held, value)
-        ]
-        if changed:
+        named = zip(("Q", "K", "V", "dO"), self._inputs, self._values, strict=False)
+        if changed := [name for name, held, value in named if unlike((held,), (value,))]:
             faults.append(f"changed its inputs: {', '.join(changed)}")
         before = self._returned or (None,) * len(returned)
         self._returned = returned
@@ -285,28 +253,25 @@ class Gate:
         return faults
 
     def _faults_of(self, output: Tensor, at_once: Tensor, earlier: Tensor | None, guards: outputs.Guards) -> list[str]:
-        """The fault of one returned tensor; `earlier` is the one that the run before returned in its place."""
-        faults = []
+        """The faults of one returned tensor; `earlier` is the one that the run before returned in its place."""
         if wrong := outputs.disguised(output, self._inputs[0].device):
             return [wrong]
         if any(_overlap(output, held) for held in self._inputs):
             return ["returned memory of its inputs"]
         if any(size > 1 and not stride for size, stride in zip(output.shape, output.stride(), strict=True)):
             return ["returned elements that share memory"]
-        if late := _differing(at_once, output):
+        faults, all_of_it = [], f"of {output.numel()} elements"
+        if late := unlike((at_once,), (output,)):
             faults.append(
-                f"wrote {late} of {output.numel()} elements after the stream that called it had gone on: it works on "
-                "another stream"
+                f"wrote {late} {all_of_it} after the stream that called it had gone on: it works on another stream"
             )
-        unwritten = guards.unwritten(output, at_once)
-        if unwritten:
-            faults.append(f"{unwritten} of {output.numel()} elements not written")
-        elif earlier is not None and _overlap(output, earlier) and (left := int(at_once.isnan().sum())):
-            faults.append(f"returned what it had returned before, {left} of {output.numel()} elements not written anew")
-            unwritten = left
+        if unwritten := guards.unwritten(output, at_once):
+            faults.append(f"{unwritten} {all_of_it} not written")
+        elif earlier is not None and _overlap(output, earlier) and (unwritten := int(at_once.isnan().sum())):
+            faults.append(f"returned what it had returned before, {unwritten} {all_of_it} not written anew")
         finite = ~at_once.isnan() if at_once.dtype == E4M3 else at_once.isfinite()  # e4m3 has no infinities
         if not_finite := int((~finite).sum()) - unwritten:
-            faults.append(f"{not_finite} of {output.numel()} elements are not finite")
+            faults.append(f"{not_finite} {all_of_it} are not finite")
         output.fill_(torch.nan)  # an implementation that returns this memory again has to write it again
         return faults
 
@@ -343,13 +308,8 @@ def _replayed(replay: Replay) -> Tensor | Tensors:
     return replay.output
 
 
-def _differing(a: Tensor, b: Tensor) -> int:
-    """The number of elements in which two tensors differ in any bit."""
-    return int((_bits(a) != _bits(b)).sum())
-
-
 def unlike(first: Tensors, second: Tensors) -> int:
-    """The number of elements in which two runs differ in any bit, without those that are NaN in both."""
+    """The number of elements in which tensors differ in any bit, without those that are NaN in both."""
     return sum(
         int(((_bits(one) != _bits(other)) & ~(one.isnan() & other.isnan())).sum())
         for one, other in zip(first, second, strict=True)

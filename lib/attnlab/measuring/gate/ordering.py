@@ -10,9 +10,8 @@ from torch import Tensor
 from attnlab.measuring.instruments import devices
 from attnlab.measuring.subjects.case import Call, Output, Replay
 
-# Cycles for which the stream is held before it writes the inputs, from 2 ms at 2 GHz on. They are tried until the host
-# stays ahead of the stream. A call that waits for the device itself outlasts all of them, but has then also waited for
-# its inputs.
+# Cycles for which the stream is held before it writes the inputs, from 2 ms at 2 GHz on, until the host stays ahead of
+# it. A call that waits for the device itself outlasts all of them, but has then also waited for its inputs.
 HOLDS = (2**22, 2**25, 2**28)
 
 

@@ -33,7 +33,26 @@ def resolve(wanted: str) -> torch.device:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """The device as the manifest describes it: ``kind`` is ``cuda`` or ``cpu``, sizes are in bytes."""
-    return _describe_gpu(device) if device.type == "cuda" else _describe_cpu()
+    if device.type != "cuda":
+        return {
+            "kind": "cpu",
+            "name": _plain(_cpu_name()),
+            "threads": torch.get_num_threads(),
+            "l2_bytes": _largest_cpu_cache_bytes(),
+            "memory_bytes": int(_entry("/proc/meminfo", "MemTotal").removesuffix("kB") or 0) * 1024,
+        }
+    properties: Any = torch.cuda.get_device_properties(device)
+    return {
+        "kind": "cuda",
+        "name": _plain(properties.name),
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
+        "registers_per_multiprocessor": properties.regs_per_multiprocessor,
+        "shared_bytes_per_multiprocessor": properties.shared_memory_per_multiprocessor,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+    }
 
 
 def last_level_cache_bytes(device: torch.device) -> int:
@@ -77,41 +96,13 @@ def no_garbage_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _describe_gpu(device: torch.device) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "kind": "cuda",
-        "name": _plain(properties.name),
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
-        "registers_per_multiprocessor": properties.regs_per_multiprocessor,  # type: ignore[attr-defined]
-        "shared_bytes_per_multiprocessor": properties.shared_memory_per_multiprocessor,
-        "l2_bytes": properties.L2_cache_size,
-        "memory_bytes": properties.total_memory,
-    }
-
-
-def _describe_cpu() -> dict[str, Any]:
-    return {
-        "kind": "cpu",
-        "name": _plain(_cpu_name()),
-        "threads": torch.get_num_threads(),
-        "l2_bytes": _largest_cpu_cache_bytes(),
-        "memory_bytes": _memory_bytes(),
-    }
-
-
 def _plain(name: str) -> str:
     """A name as a run can hold it, see `texts.PLAIN`."""
     return " ".join("".join(re.findall(PLAIN, name)).split())
 
 
 def _cpu_name() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return _entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
 def _largest_cpu_cache_bytes() -> int:
@@ -121,11 +112,10 @@ def _largest_cpu_cache_bytes() -> int:
     return max((int(size[:-1]) * scale[size[-1]] for size in sizes), default=32 * 2**20)
 
 
-def _memory_bytes() -> int:
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemTotal"):
-            return int(line.split()[1]) * 1024
-    return 0
+def _entry(path: str, name: str) -> str:
+    """What the first line `name: …` of a file says; "" without one."""
+    found = re.search(rf"^{name}\s*:(.*)$", _read(path), re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def _read(path: str) -> str:

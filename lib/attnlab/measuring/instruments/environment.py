@@ -38,7 +38,9 @@ NO_LIMIT = 2**31 - 1
 MISSING = "n/a"
 """The version of a package that is not installed."""
 
-SETTINGS: dict[str, tuple[Callable[[], Any], Any]] = {
+Read = Callable[[], Any]
+Write = Callable[[Any], Any]
+SETTINGS: dict[str, tuple[Read, Any]] = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
     "tf32_matmul": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
     "tf32_cudnn": (lambda: torch.backends.cudnn.allow_tf32, False),
@@ -60,18 +62,16 @@ def _unsettable(value: Any) -> None:
     raise RuntimeError(f"only what changed this can make it {value}")
 
 
-def _each_autocast(read: Callable[[str], Any]) -> dict[str, Any]:
-    return {device: read(device) for device in ("cpu", "cuda")}
+def _attribute(owner: Any, name: str) -> tuple[Read, Write]:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-def _set_autocast(enabled: Mapping[str, bool]) -> None:
-    for device, on in enabled.items():
-        torch.set_autocast_enabled(device, on)
+def _of_devices(read: Callable[[str], Any], write: Callable[[str, Any], None]) -> tuple[Read, Write]:
+    def write_all(values: Mapping[str, Any]) -> None:
+        for device, value in values.items():
+            write(device, value)
 
-
-def _set_autocast_dtypes(dtypes: Mapping[str, torch.dtype]) -> None:
-    for device, dtype in dtypes.items():
-        torch.set_autocast_dtype(device, dtype)
+    return lambda: {device: read(device) for device in ("cpu", "cuda")}, write_all
 
 
 def _flushes_denormal() -> bool:
@@ -79,7 +79,7 @@ def _flushes_denormal() -> bool:
 
 
 _CUDA, _MATMUL = torch.backends.cuda, torch.backends.cuda.matmul
-KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+KEPT: dict[str, tuple[Read, Write]] = {
     "default_device": (torch.get_default_device, lambda device: torch.set_default_device(None)),
     "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "flash_sdp": (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
@@ -91,20 +91,14 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         _CUDA.allow_fp16_bf16_reduction_math_sdp,
     ),
     "sdp_priority": (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
-    "fp16_reduction": (
-        lambda: _MATMUL.allow_fp16_reduced_precision_reduction,
-        lambda on: setattr(_MATMUL, "allow_fp16_reduced_precision_reduction", on),
-    ),
-    "bf16_reduction": (
-        lambda: _MATMUL.allow_bf16_reduced_precision_reduction,
-        lambda on: setattr(_MATMUL, "allow_bf16_reduced_precision_reduction", on),
-    ),
-    "cudnn_enabled": (lambda: torch.backends.cudnn.enabled, torch._C._set_cudnn_enabled),
+    "fp16_reduction": _attribute(_MATMUL, "allow_fp16_reduced_precision_reduction"),
+    "bf16_reduction": _attribute(_MATMUL, "allow_bf16_reduced_precision_reduction"),
+    "cudnn_enabled": (partial(getattr, torch.backends.cudnn, "enabled"), torch._C._set_cudnn_enabled),
     "mkldnn_enabled": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "interop_threads": (torch.get_num_interop_threads, torch.set_num_interop_threads),
-    "autocast": (partial(_each_autocast, torch.is_autocast_enabled), _set_autocast),
-    "autocast_dtype": (partial(_each_autocast, torch.get_autocast_dtype), _set_autocast_dtypes),
+    "autocast": _of_devices(torch.is_autocast_enabled, torch.set_autocast_enabled),
+    "autocast_dtype": _of_devices(torch.get_autocast_dtype, torch.set_autocast_dtype),
     "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "grad": (torch.is_grad_enabled, torch._C._set_grad_enabled),
     "anomaly": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
@@ -141,7 +135,7 @@ def lock() -> None:
     torch.manual_seed(rules.SEED)
     tuned.counted = False
     for setting, found in settings().items():
-        if found != (wanted := SETTINGS[setting][1]):
+        if found != (wanted := SETTINGS[setting][-1]):
             raise UserError(
                 f"the environment is not locked: {setting} is {found!r} and must be {wanted!r}; nothing was measured"
             )
@@ -157,24 +151,24 @@ def kept() -> Iterator[list[str]]:
         Spoiled: one can't be put back.
     """
     changed: list[str] = []
-    locked, others = settings(), _others()
+    before = settings() | _now(KEPT)
     try:
         yield changed
     finally:
-        changed += [name for name, value in settings().items() if value != locked[name]]
+        changed += [name for name, value in settings().items() if value != before[name]]
         if changed:
             lock()
-        left = {name: value for name, value in others.items() if KEPT[name][0]() != value}
-        for name, value in left.items():
+        left = [name for name, value in _now(KEPT).items() if value != before[name]]
+        for name in left:
             with suppress(RuntimeError):
-                KEPT[name][1](value)
+                KEPT[name][1](before[name])
         changed += left
-        if lasting := [name for name in left if KEPT[name][0]() != others[name]]:
+        if lasting := [name for name in left if KEPT[name][0]() != before[name]]:
             raise Spoiled(f"changed settings of torch that can't be put back: {', '.join(lasting)}")
 
 
-def _others() -> dict[str, Any]:
-    return {name: read() for name, (read, _) in KEPT.items()}
+def _now(table: Mapping[str, tuple]) -> dict[str, Any]:
+    return {name: read() for name, (read, *_) in table.items()}
 
 
 def compile_every_shape() -> None:
@@ -220,7 +214,7 @@ def _installing(versions: Mapping[str, str]) -> str:
 
 def settings() -> dict[str, Any]:
     """The settings as they are now."""
-    return {name: found() for name, (found, _) in SETTINGS.items()}
+    return _now(SETTINGS)
 
 
 def packages(device: torch.device, named: Iterable[str] = ()) -> list[str]:
@@ -236,6 +230,7 @@ def fingerprint(device: torch.device, packages: Iterable[str]) -> dict[str, Any]
     Args:
         packages: those whose versions count.
     """
+    card = Telemetry(device)
     found = {
         "settings": settings(),
         "device": devices.describe(device),
@@ -244,8 +239,8 @@ def fingerprint(device: torch.device, packages: Iterable[str]) -> dict[str, Any]
         "packages": {package: _version(package) for package in packages},
         "cuda": torch.version.cuda or "n/a",
         "cudnn": str(torch.backends.cudnn.version()) if device.type == "cuda" else "n/a",
-        "driver": Telemetry(device).driver,
-        "card": Telemetry(device).limits(),
+        "driver": card.driver,
+        "card": card.limits(),
         "threads": torch.get_num_threads(),
     }
     return found | {"hash": documents.digest(found)}

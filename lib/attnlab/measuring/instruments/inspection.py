@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -32,29 +33,20 @@ def kernels(call: Call, device: torch.device) -> list[str]:
 
 def peak_memory_bytes(call: Call, inputs_bytes: int, device: torch.device) -> int:
     """The most memory allocated at once during a call: Q, K and V, the output, and any workspace."""
-    return inputs_bytes + (_peak_cuda(call) if device.type == "cuda" else _peak_cpu(call))
-
-
-def _peak_cuda(call: Call) -> int:
-    with devices.no_garbage_collected():  # memory that a cycle of references still holds stays held during the call
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        torch.cuda.synchronize()
-        return int(torch.cuda.max_memory_allocated()) - before
-
-
-def _peak_cpu(call: Call) -> int:
+    if device.type == "cuda":
+        with devices.no_garbage_collected():  # memory that a cycle of references still holds stays held
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            call()
+            torch.cuda.synchronize()
+            return inputs_bytes + int(torch.cuda.max_memory_allocated()) - before
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         output = call()
     # In the order of time, each allocation is positive and each release negative.
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held, peak = 0, sum(tensor.nbytes for tensor in outputs.each(output))
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return inputs_bytes + max([sum(tensor.nbytes for tensor in outputs.each(output)), *accumulate(changes)])
 
 
 @contextmanager

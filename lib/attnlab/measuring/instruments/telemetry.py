@@ -40,29 +40,25 @@ class Telemetry:
     """The card of a torch device. Without NVML, every reading is empty and `unavailable` says why."""
 
     def __init__(self, device: torch.device) -> None:
-        self.unavailable = ""
-        self._handle = None
+        self.unavailable, self._handle = "", None
         if device.type != "cuda":
             self.unavailable = "the device is no NVIDIA GPU"
         elif pynvml is None:
             self.unavailable = "nvidia-ml-py is not installed"
         else:
-            self._open(device)
-
-    def _open(self, device: torch.device) -> None:
-        try:
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(device))
-        except pynvml.NVMLError as error:
-            self.unavailable = f"NVML: {error}"
+            try:
+                pynvml.nvmlInit()
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(device))
+            except pynvml.NVMLError as error:
+                self.unavailable = f"NVML: {error}"
 
     def read(self) -> Reading:
         """The state of the card now."""
         return Reading(
-            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
-            power_w=self._watts("nvmlDeviceGetPowerUsage"),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-            throttle_reasons=self._ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
+            sm_clock_mhz=self._ask("ClockInfo", "NVML_CLOCK_SM"),
+            power_w=self._watts("PowerUsage"),
+            temperature_c=self._ask("Temperature", "NVML_TEMPERATURE_GPU"),
+            throttle_reasons=self._ask("CurrentClocksThrottleReasons"),
         )
 
     def limits(self) -> dict[str, Any]:
@@ -70,21 +66,21 @@ class Telemetry:
         if self._handle is None:
             return {"unavailable": self.unavailable}
         return {
-            "sm_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
-            "memory_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM"),
-            "power_limit_w": self._watts("nvmlDeviceGetEnforcedPowerLimit"),
-            "persistence_mode": self._ask("nvmlDeviceGetPersistenceMode"),
-            "compute_mode": self._ask("nvmlDeviceGetComputeMode"),
-            "ecc": self._ask("nvmlDeviceGetEccMode"),
+            "sm_clock_max_mhz": self._ask("MaxClockInfo", "NVML_CLOCK_SM"),
+            "memory_clock_max_mhz": self._ask("MaxClockInfo", "NVML_CLOCK_MEM"),
+            "power_limit_w": self._watts("EnforcedPowerLimit"),
+            "persistence_mode": self._ask("PersistenceMode"),
+            "compute_mode": self._ask("ComputeMode"),
+            "ecc": self._ask("EccMode"),
         }
 
     def modes(self) -> dict[str, Any]:
         """How the card is set now: ECC, persistence and MIG, and its power limit in W; None for what can't be read."""
         return {
-            "ecc": _enabled(self._ask("nvmlDeviceGetEccMode")),
-            "power_limit_w": self._watts("nvmlDeviceGetEnforcedPowerLimit"),
-            "persistence": _enabled(self._ask("nvmlDeviceGetPersistenceMode")),
-            "mig": _enabled(self._ask("nvmlDeviceGetMigMode")),
+            "ecc": self._enabled("EccMode"),
+            "power_limit_w": self._watts("EnforcedPowerLimit"),
+            "persistence": self._enabled("PersistenceMode"),
+            "mig": self._enabled("MigMode"),
         }
 
     @property
@@ -99,11 +95,16 @@ class Telemetry:
         answer_mw = self._ask(question)
         return None if answer_mw is None else answer_mw * 1e-3
 
+    def _enabled(self, question: str) -> bool | None:
+        """A mode as a yes or no; where NVML gives the current and the pending one, the current."""
+        mode = self._ask(question)
+        return None if mode is None else bool(mode[0] if isinstance(mode, (list, tuple)) else mode)
+
     def _ask(self, question: str, *which: str) -> Any:
         if self._handle is None:
             return None
         try:
-            return getattr(pynvml, question)(self._handle, *(getattr(pynvml, name) for name in which))
+            return getattr(pynvml, f"nvmlDeviceGet{question}")(self._handle, *(getattr(pynvml, name) for name in which))
         except pynvml.NVMLError:
             return None
 
@@ -120,10 +121,3 @@ def uuids(count: int) -> list[str]:
 
 def _uuid(device: torch.device) -> str:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-
-def _enabled(mode: Any) -> bool | None:
-    """A mode as a yes or no; where NVML gives the current and the pending one, the current."""
-    if mode is None:
-        return None
-    return bool(mode[0] if isinstance(mode, (list, tuple)) else mode)

@@ -1,6 +1,7 @@
 """Tools that run in a process of their own, Nsight Compute above all: what they print, or why they don't run."""
 
 import csv
+import math
 import os
 import shutil
 import signal
@@ -56,8 +57,7 @@ def ncu_calls(printed: str) -> tuple[dict[str, str], list[list[dict[str, str]]]]
         raise Refused(reason(printed))
     header, units, *rows = csv.reader(lines)
     calls: list[list[dict[str, str]]] = [[]]
-    for row in rows:
-        launch = dict(zip(header, row, strict=False))
+    for launch in (dict(zip(header, row, strict=False)) for row in rows):
         if SEPARATOR in launch.get("Kernel Name", ""):
             calls.append([])
         else:
@@ -100,8 +100,7 @@ def window(call: Callable[[], object]) -> None:
 
 def reason(printed: str) -> str:
     """Why a tool gave nothing: ncu's first error, else the last line that speaks of an error, else the last line."""
-    lines = [line.strip() for line in printed.splitlines()]
-    lines = [line for line in lines if line and not line.startswith((PLAN, '"'))]
+    lines = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith((PLAN, '"'))]
     of_ncu = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     errors = [line for line in lines if "rror" in line]
     said = of_ncu[0] if of_ncu else (errors or lines or ["it said nothing"])[-1]
@@ -113,4 +112,4 @@ def to_number(text: str) -> float:
     try:
         return float(text.replace(",", ""))
     except ValueError:
-        return float("nan")
+        return math.nan

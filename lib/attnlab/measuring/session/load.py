@@ -8,7 +8,7 @@ import torch
 
 from attnlab.measuring import watch
 from attnlab.measuring.clocks import cuda_events
-from attnlab.measuring.clocks.warm import prepared
+from attnlab.measuring.clocks.in_process import prepared
 from attnlab.measuring.instruments import devices
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.session.panel import STEPS, reason

@@ -32,8 +32,7 @@ import torch
 from attnlab.measuring import watch
 from attnlab.measuring.clocks import external_tools
 from attnlab.measuring.clocks.canary import Canary
-from attnlab.measuring.clocks.in_process import IN_TURN, TIMINGS, methods_of
-from attnlab.measuring.clocks.warm import graphed
+from attnlab.measuring.clocks.in_process import IN_TURN, TIMINGS, graphed, methods_of
 from attnlab.measuring.instruments import devices
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.subjects.case import Case
