@@ -90,9 +90,11 @@ def rewrite(name: str, change: Callable[[dict[str, pd.DataFrame], dict[str, Any]
     folder = schema.folder(name)
     stated = json.loads((folder / "manifest.json").read_text())
     tables = {table: pd.read_parquet(folder / f"{table}.parquet") for table in TABLES}
+    before = {table: frame.copy() for table, frame in tables.items()}
     change(tables, stated)
     for table, frame in tables.items():
-        frame.to_parquet(folder / f"{table}.parquet")
+        if not frame.equals(before[table]):
+            frame.to_parquet(folder / f"{table}.parquet")
     (folder / "manifest.json").write_text(json.dumps(stated))
     seal(name)
 

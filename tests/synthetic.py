@@ -5,11 +5,8 @@ its latency, `STEP` of it apart, in an order that mixes them: `ROUNDS` of them i
 """
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,16 +20,8 @@ from attnlab.runs import write as runs_write
 from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape
 
-ROUNDS = 40
-REPLICATES = 2
-STEP = 1e-4
-LAUNCHES = 10
-TICK_US = 0.032
-GAP_US = 5.0
-
-TARGET = Shape(2, 4, 128, 64)
-LONG = Shape(2, 4, 256, 64)
-SHORT = Shape(2, 4, 32, 64)
+ROUNDS, REPLICATES, STEP, GAP_US = 40, 2, 1e-4, 5.0
+TARGET, LONG, SHORT = Shape(2, 4, 128, 64), Shape(2, 4, 256, 64), Shape(2, 4, 32, 64)
 
 AXES = {"batch": 2, "heads": 4, "head_dim": 64, "dtype": "float16"}
 STUDY: dict[str, Any] = {
@@ -62,18 +51,13 @@ RUNGS = {"naive": "", "tiled": "naive", "mma": "tiled"}
 CEILINGS = {"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s"), "l2": (400.0, "GB/s")} | {
     "exponentials": (100.0, "Gexp/s")
 }
-L2_BYTES = 200_000
 CARD = {"sm_clock_mhz": "Int32", "power_w": "Float64", "temperature_c": "Int32", "throttle_reasons": "Int64"} | {
     "throttled": "boolean"
 }
 """Types of what is read from the card beside a sample."""
-GPU = {"compute_capability": "9.0", "multiprocessors": 132, "threads_per_multiprocessor": 2048} | {
-    "registers_per_multiprocessor": 65536,
-    "shared_bytes_per_multiprocessor": 233472,
-}
-
+GPU = {"compute_capability": "9.0", "multiprocessors": 132}
+NO_GPU = {"cuda": "n/a", "cudnn": "n/a", "driver": "n/a"}
 Fate = tuple[str, str]
-Fates = dict[tuple[str, Shape], Fate]
 Part = tuple[str, str, pd.DataFrame]
 """The table of a block of rows, its key and the rows."""
 
@@ -85,27 +69,21 @@ class Recipe:
     device: str = "NVIDIA H200"
     study: dict[str, Any] | None = None
     ceilings: dict[str, tuple[float | None, str]] | None = None
-    fates: Fates = field(default_factory=dict)
+    fates: dict[tuple[str, Shape], Fate] = field(default_factory=dict)
     """What became of cases that were not measured."""
-    shapes: int | None = None
-    """Only so many shapes of the first replicate were recorded: the run is not complete."""
     latencies_us: dict[tuple[str, Shape], float] | None = None
     """Latencies of cases that differ from `latency_us`."""
     control_pace: float | None = None
     """The baseline was measured against itself, and took so many times as long the second time."""
 
-    @property
-    def stated(self) -> dict[str, Any]:
-        return STUDY | (self.study or {})
-
     @cached_property
     def parsed(self) -> studies.Study:
         # As that of a run: its kernels needn't be in the ladder.
-        return studies.recorded({"name": "synthetic", "study": self.stated})
+        return studies.recorded({"name": "synthetic", "study": STUDY | (self.study or {})})
 
     @property
-    def kind(self) -> str:
-        return "cpu" if self.stated["device"] == "cpu" else "cuda"
+    def gpu(self) -> bool:
+        return self.parsed.device != "cpu"
 
 
 def latency_us(name: str, shape: Shape) -> float:
@@ -119,15 +97,6 @@ def latencies_us(name: str, shape: Shape, clock: str) -> np.ndarray:
     mixed = np.arange(ROUNDS) * 7 % ROUNDS - (ROUNDS - 1) / 2
     middle = latency_us(name, shape)
     return middle + GAP_US * (clock == "eager") + STEP * middle * mixed
-
-
-@contextmanager
-def folders() -> Iterator[Path]:
-    """Inside, runs and reports are kept in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATTNLAB_DATA", f"{name}/data")
-        patch.setenv("ATTNLAB_REPORTS", f"{name}/reports")
-        yield Path(name)
 
 
 CPU = {"device": "cpu", "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}]}
@@ -164,7 +133,8 @@ def infer(recipe: Recipe) -> schema.Run:
     # What tests patch for a while makes another run of the same recipe.
     key = (repr(recipe), repr(PACE), _samples, _read)
     if key not in _INFERRED:
-        with folders():
+        with tempfile.TemporaryDirectory() as data, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ATTNLAB_DATA", data)
             write("synthetic", recipe)
             # What no run may hold is asked once, of each recipe here that has a name: tests/runs/test_bad_runs.py.
             read.JUDGED.add(read.read_manifest("synthetic")["seal"])
@@ -176,48 +146,33 @@ _INFERRED: dict[Any, schema.Run] = {}
 
 
 def write(name: str, recipe: Recipe = Recipe()) -> None:
-    """Write the folder of a run."""
-    study = recipe.parsed
-    stated = manifest(recipe, study)
-    told_last = {"profile": stated.pop("profile")}
+    """Write the folder of a complete run: each table as one part, in the order that a part for each shape gives."""
+    study, stated = recipe.parsed, manifest(recipe)
+    profile = {"profile": stated.pop("profile")}
     runs_write.create(name, stated)
-    complete = recipe.shapes is None
-    shapes = list(enumerate(study.shapes))[: recipe.shapes]
-    places = [(replicate, *shape) for replicate in range(study.replicates if complete else 1) for shape in shapes]
-    parts = [part for place in places for part in _shape(study, recipe, *place)]
-    rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates if complete else 1)]
-    processes = pd.DataFrame(rows).assign(setup_seconds=1.0, **_machine(recipe))
-    parts = [*(_whole(parts) if complete else parts), ("processes", "all", processes)]
-    for table, key, rows in parts:
-        runs_write.add_part(name, table, key, rows)
-    if complete:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runs_write, "judge", lambda *_: None)  # whoever loads it does that
-            runs_write.finish(name, told_last)
-
-
-def _whole(parts: list[Part]) -> list[Part]:
-    """Each table as one part: its rows are in the order that all parts would give them."""
-    tables: dict[str, list[tuple[str, pd.DataFrame]]] = {}
-    for table, key, rows in parts:
-        tables.setdefault(table, []).append((key, rows))
-    ordered = {table: sorted(blocks, key=lambda block: block[0]) for table, blocks in tables.items()}
-    return [(table, "all", pd.concat([rows for _, rows in blocks])) for table, blocks in ordered.items()]
+    places = [(replicate, *shape) for replicate in range(study.replicates) for shape in enumerate(study.shapes)]
+    parts = sorted((part for place in places for part in _shape(study, recipe, *place)), key=lambda part: part[1])
+    rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates)]
+    parts.append(("processes", "", pd.DataFrame(rows).assign(setup_seconds=1.0, **_machine(recipe))))
+    for table in dict.fromkeys(part[0] for part in parts):
+        runs_write.add_part(name, table, "all", pd.concat([rows for of, _, rows in parts if of == table]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs_write, "judge", lambda *_: None)  # whoever loads it does that
+        runs_write.finish(name, profile)
 
 
 def _machine(recipe: Recipe) -> dict[str, Any]:
     """What every process of a run ran on."""
-    card: dict[str, Any] = dict.fromkeys(("card", "ecc", "power_limit_w", "persistence", "mig"))
-    if recipe.kind == "cuda":
-        card = {"card": "0a1b2c3d", "ecc": True, "power_limit_w": 700.0, "persistence": True, "mig": False}
+    card = {"card": "0a1b2c3d", "ecc": True, "power_limit_w": 700.0, "persistence": True, "mig": False}
+    card = card if recipe.gpu else dict.fromkeys(card)
     return card | {"cpu": "Imaginary C1", "governor": "performance", "host": "4d5e6f"}
 
 
 def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> dict[str, Any]:
     """A manifest as the measuring half writes it."""
     study = study or recipe.parsed
-    gpu = recipe.kind == "cuda"
-    device = {"kind": recipe.kind, "name": recipe.device, "l2_bytes": L2_BYTES, "memory_bytes": 2**37}
+    gpu = recipe.gpu
+    device = {"kind": "cuda" if gpu else "cpu", "name": recipe.device, "l2_bytes": 200_000, "memory_bytes": 2**37}
     device |= GPU if gpu else {"threads": 2}
     card = {"sm_clock_max_mhz": 1980, "power_limit_w": 700.0} if gpu else {"unavailable": "no NVIDIA GPU"}
     environment = {
@@ -225,9 +180,7 @@ def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> d
         "python": "3.13.1",
         "system": "Linux x86_64",
         "packages": {"torch": "2.11.0", "numpy": "2.3.0"},
-        "cuda": "13.0" if gpu else "n/a",
-        "cudnn": "91300" if gpu else "n/a",
-        "driver": "580.65" if gpu else "n/a",
+        **({"cuda": "13.0", "cudnn": "91300", "driver": "580.65"} if gpu else NO_GPU),
         "card": card,
         "hash": "e" * 64,
     }
@@ -242,7 +195,7 @@ def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> d
             | {"how": "chosen" if rate else "not measured: why", "sm_clock_mhz": 1980 if gpu and rate else None}
             for name, (rate, unit) in (recipe.ceilings or CEILINGS).items()
         },
-        "clocks": {"tick_us": TICK_US, "nothing_us": 1.5},
+        "clocks": {"tick_us": 0.032, "nothing_us": 1.5},
         "surveyed": {name: _machine(recipe)[name] or "" for name in ("card", "host", "cpu", "governor")},
         "telemetry": "NVML" if gpu else "the device is no NVIDIA GPU",
         "study": study.model_dump(mode="json"),
@@ -264,7 +217,7 @@ def _shape(study: studies.Study, recipe: Recipe, replicate: int, index: int, sha
     subjects = study.implementations if recipe.control_pace is None else study.subjects
     fate = {n: recipe.fates.get((n, shape), ("measured", "")) for n in subjects}
     timed = [n for n in subjects if fate[n][0] == "measured"]
-    there = [timing for timing in study.timings if timed and (recipe.kind == "cuda" or timing.clock == "eager")]
+    there = [timing for timing in study.timings if timed and (recipe.gpu or timing.clock == "eager")]
     parts = []
     for timing in there:
         rows = pd.concat([_samples(n, shape, timing, where, recipe) for n in timed]).astype(CARD)
@@ -302,12 +255,12 @@ def _resources(name: str, shape: Shape, where: dict[str, Any]) -> dict[str, Any]
 
 
 def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, Any], recipe: Recipe) -> pd.DataFrame:
-    gpu = recipe.kind == "cuda"
+    gpu = recipe.gpu
     rounds = np.arange(ROUNDS)
     columns = {"implementation": name, **shape.axes, **timing.model_dump(), **where, "round": rounds} | {
         "position": recipe.parsed.subjects.index(name),
         "started_s": rounds / 100,
-        "launches": LAUNCHES if timing.clock == "device" else 1,
+        "launches": 10 if timing.clock == "device" else 1,
         "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe),
         "strain": 0.5,
         "sm_clock_mhz": 1980 - rounds if gpu else None,

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from attnlab.base import paths
 from attnlab.readme import markers
-from attnlab.runs.tables import SHARED, TABLES, about, unit
+from attnlab.runs.tables import SHARED, TABLES, about
 
 README = paths.ROOT / "data" / "README.md"
 
@@ -29,9 +29,7 @@ def _columns() -> str:
 
 
 def _lines(columns: Iterable[pa.Field]) -> str:
-    return "\n".join(
-        f"- `{each.name}`{f' ({unit(each)})' if unit(each) else ''}: {about(each, 'means')}" for each in columns
-    )
+    return "\n".join(f"- `{each.name}`: {about(each, 'means')}" for each in columns)
 
 
 def write(readme: Path = README) -> None:

@@ -182,24 +182,24 @@ def drawn(name: str, share: float, only: tuple[str, ...] = ()) -> list[int]:
     return random.Random(len(done)).sample(range(1, len(done) + 1), round(share * len(done)))
 
 
-def goes_on(name: str, whole: dict[str, pd.DataFrame]) -> None:
+def goes_on(name: str, whole: schema.Run) -> None:
     """Continue a run that was cut off, and check that it lost, doubled and left nothing."""
     if (schema.folder(name) / "manifest.json").is_file():
-        assert len(read.held(name)[1]["samples"]) in (0, len(whole["samples"]))
+        assert len(read.load(name).samples) in (0, len(whole.samples))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         live(name)
-    manifest, frames = read.held(name)
-    assert manifest["complete"]
-    assert [table for table in whole if not frames[table].equals(whole[table])] == []
-    assert files_of(name) == {"manifest.json", *manifest["files"]}
+    run = read.load(name)
+    assert run.complete
+    assert [table for table in TABLES if not getattr(run, table).equals(getattr(whole, table))] == []
+    assert files_of(name) == {"manifest.json", *run.manifest["files"]}
     shutil.rmtree(schema.folder(name))
 
 
 @SHARE
 def test_killed_at_a_step_on_the_disk_a_run_goes_on(forks, data, share):
     steps = drawn("undisturbed", share)
-    whole = read.held("undisturbed")[1]
+    whole = read.load("undisturbed")
     for step in steps:
         name = f"killed-{step}"
         status, said = forks.run(("kill_at", step), ("live", name))
@@ -308,7 +308,7 @@ def test_where_interrupts_are_ignored_they_are_ignored_by_all(held_up, study, da
 @SHARE
 def test_a_disk_that_fills_at_a_step_loses_nothing_and_leaves_nothing_half(data, share):
     steps = drawn("undisturbed", share, WRITING)
-    whole = read.held("undisturbed")[1]
+    whole = read.load("undisturbed")
     for step in steps:
         name = f"full-{step}"
         with pytest.MonkeyPatch.context() as patch:

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 from pathlib import Path
 
-import pytest
 from tools import data_readme
 
 from attnlab.base import rules
@@ -24,12 +23,12 @@ def test_the_axes_are_those_of_a_shape_and_the_tables_those_of_a_run():
     assert [field.name for field in dataclasses.fields(schema.Run)][2:] == [*TABLES, "ceilings"]
 
 
-@pytest.mark.parametrize("table", TABLES.values())
-def test_a_table_has_its_types_also_where_it_is_empty_or_knows_nothing(table):
-    for frame in (frame_of(table, []), checks.frame_of_files({}, table)):
-        assert frame.dtypes.astype(str).to_dict() == {field.name: dtype(field) for field in table}
-    unknown = frame_of(table, [{}, {}]).dtypes.astype(str)
-    assert all(unknown[field.name] == dtype(field) for field in table if field.nullable)
+def test_a_table_has_its_types_also_where_it_is_empty_or_knows_nothing():
+    for table in TABLES.values():
+        for frame in (frame_of(table, []), checks.frame_of_files({}, table).drop(columns=checks.PLACE)):
+            assert frame.dtypes.astype(str).to_dict() == {field.name: dtype(field) for field in table}
+        unknown = frame_of(table, [{}, {}]).dtypes.astype(str)
+        assert all(unknown[field.name] == dtype(field) for field in table if field.nullable)
 
 
 def test_every_rule_is_recorded_under_its_name():

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import small
-import synthetic
 from conftest import told
 from pyarrow import parquet
 
@@ -92,15 +91,6 @@ def test_a_run_is_printed_in_2_lines(data, finished):
     )
 
 
-def test_a_run_that_was_cut_off_is_read_from_its_parts(data):
-    before = read.load(filled())
-    assert not before.complete
-    write.finish("one")
-    after = read.load("one")
-    for table in TABLES:
-        pd.testing.assert_frame_equal(getattr(before, table), getattr(after, table))
-
-
 def test_a_run_with_no_parts_yet_is_empty(data):
     run = read.load(begun())
     assert not run.complete
@@ -129,17 +119,13 @@ def test_a_block_that_is_there_stays(data):
     assert write.recorded("one", "cases") == set()
 
 
-def test_a_temporary_file_left_by_a_kill_is_no_block(data):
+def test_a_run_that_was_cut_off_is_read_from_its_parts_and_closed_whenever_it_is_killed(data, monkeypatch):
     filled()
     part = next((data / "one" / "parts").glob("samples.*"))
-    (part.parent / f".{part.name}.4711.tmp").write_bytes(part.read_bytes()[:40])
+    (part.parent / f".{part.name}.4711.tmp").write_bytes(part.read_bytes()[:40])  # no block
     assert write.recorded("one", "samples") == {"r00-s000-eager-warm", "r00-s001-eager-warm"}
-    write.finish("one")
-    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
-
-
-def test_finish_killed_among_the_parts_can_be_run_again_and_loses_nothing(data, monkeypatch):
-    filled()
+    before = read.load("one")
+    assert not before.complete
 
     def killed(path, **_):
         sorted(path.iterdir())[-1].unlink()
@@ -150,7 +136,10 @@ def test_finish_killed_among_the_parts_can_be_run_again_and_loses_nothing(data, 
         with pytest.raises(KeyboardInterrupt):
             write.finish("one")
     write.finish("one")
-    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
+    after = read.load("one")
+    for table in TABLES:
+        pd.testing.assert_frame_equal(getattr(before, table), getattr(after, table))
+    assert after.samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -160,10 +149,6 @@ def test_a_changed_table_is_refused(data, finished, change):
     path = data / finished() / "samples.parquet"
     path.write_bytes(change(path.read_bytes()))
     assert refused("one") == f"{path} doesn't match its manifest: it was changed after it was recorded; restore it"
-
-
-def test_a_table_that_is_gone_is_refused(data, finished):
-    path = data / finished() / "stream.parquet"
     path.unlink()
     assert refused("one").startswith(f"{path} is missing, so the run is refused")
 
@@ -299,10 +284,12 @@ def test_a_run_is_closed_with_what_it_holds_of_a_second_replicate(data):
 
 
 def test_a_run_without_a_whole_replicate_is_not_closed(data):
-    synthetic.write("begun", synthetic.Recipe(shapes=1))
-    with pytest.raises(UserError, match="no replicate of 'begun' is whole: "):
-        write.close_early("begun")
-    assert not read.load("begun").complete
+    begun()
+    for part in PARTS[:4]:
+        write.add_part("one", *part)
+    with pytest.raises(UserError, match="no replicate of 'one' is whole: "):
+        write.close_early("one")
+    assert not read.read_manifest("one")["complete"]
 
 
 @pytest.fixture

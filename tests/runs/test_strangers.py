@@ -1,14 +1,17 @@
 """A stranger's run: its texts are data wherever they are shown, its names are names, and nothing of it is executed."""
 
+import copy
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pandas as pd
+import pyarrow as pa
 import pytest
 import small
 import synthetic
@@ -19,7 +22,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from attnlab import __main__, frames, report, tables
 from attnlab.base import errors, paths
-from attnlab.runs import read, stale
+from attnlab.runs import checks, manifest, read, stale
 from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies, tuning
 
@@ -43,14 +46,10 @@ TEXTS = {
 }
 
 
-def rewrite(name: str, change: Any) -> None:
-    small.rewrite(name, lambda tables, stated: change(stated, tables))
-
-
 def says(text: str) -> Any:
     """A change by which every text of a run that is a sentence is this one."""
 
-    def change(stated: dict[str, Any], tables: dict[str, pd.DataFrame]) -> None:
+    def change(tables: dict[str, pd.DataFrame], stated: dict[str, Any]) -> None:
         stated |= {"telemetry": text, "profile": dict.fromkeys(("tool", "why", "command"), text)}
         stated["command"] = " ".join(text.split())
         stated["study"]["title"] = " ".join(text.split())[:200]
@@ -65,10 +64,10 @@ def says(text: str) -> Any:
 @cache
 def made(text: str) -> dict[str, str]:
     """What is made of a run that says this: HTML, and LaTeX under names that end so."""
-    with synthetic.folders():
-        synthetic.write("friend", RECIPE)
-        rewrite("friend", says(text))
-        run = frames.load("friend")
+    run = synthetic.infer(RECIPE)
+    tables_of_run, stated = {"cases": run.cases.copy()}, copy.deepcopy(run.manifest)
+    says(text)(tables_of_run, stated)
+    run = frames.with_blocks(replace(run, manifest=stated, **tables_of_run))
     rungs = pd.DataFrame(run.manifest["ladder"])[["name", "title", "hypothesis"]]
     shown = {"cases": run.cases[["status", "reason", "kernels"]], "ceilings": run.ceilings, "ladder": rungs}
     row = frames.compare(run.samples, "sdpa.auto").iloc[0]
@@ -105,8 +104,7 @@ def test_a_text_of_a_run_is_data_in_html_in_latex_and_in_markdown(kind):
 
 
 CELLS = (
-    'run = "friend"  # a stranger\'s',
-    "import attnlab as al\nrun = al.load(run)\nsaid = run.manifest['telemetry']",
+    "said = run.manifest['telemetry']",
     "al.table(run.cases[['implementation', 'reason', 'kernels']], caption=said)",
     "run.cases",
     "print(said)",
@@ -114,43 +112,44 @@ CELLS = (
     "al.plot.dots(al.compare(run.samples, 'sdpa.auto').head(1).assign(candidate=said[:65]), 'speedup')",
     "al.statement(al.compare(run.samples, 'sdpa.auto').iloc[0].replace('sdpa.auto', said))",
 )
+MARK = "what follows is of the next run"
 
 
 def test_a_text_of_a_run_is_data_on_a_page(tmp_path, monkeypatch, data):
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     monkeypatch.setenv("ATTNLAB_REPORTS", str(tmp_path / "reports"))
-    cells = [new_code_cell(cell) for cell in CELLS]
-    cells[0].metadata["tags"] = ["parameters"]
+    small.rewrite("friend", says("\n".join(TEXTS.values())))
+    small.rewrite("before", says(PLAIN))
+    cells = [new_code_cell('run = "friend"  # a stranger\'s', metadata={"tags": ["parameters"]})]
+    for name, shown in (("friend", CELLS), ("before", CELLS), ("before", ())):
+        cells += map(new_code_cell, (f"import attnlab as al\nrun = al.load({name!r})", f"print({MARK!r})", *shown))
     kernel = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
     nbformat.write(new_notebook(cells=cells, metadata=kernel), tmp_path / "01_friend.ipynb")
-    pages = []
-    for text in (PLAIN, "\n".join(TEXTS.values())):
-        rewrite("friend", says(text))
-        assert told(lambda: report.render("friend", ["01_friend"])).startswith("1 sentences are not true")
-        pages.append((tmp_path / "reports" / "friend" / "01_friend.html").read_text())
-    assert elements(pages[1]) - elements(pages[0]) == Counter()
+    assert told(lambda: report.render("friend", ["01_friend"])).startswith("2 sentences are not true")
+    # The mark is in the code of a cell and in its output.
+    _, _, odd, _, plain, _, _ = (tmp_path / "reports" / "friend" / "01_friend.html").read_text().split(MARK)
+    assert "nothing but words" in plain
+    assert "costs" in odd
+    assert elements(odd) - elements(plain) == Counter()
 
 
 NAMES = {
-    "device": lambda stated, tables, text: stated["device"].update(name=text),
-    "commit": lambda stated, tables, text: stated.update(commit=text),
-    "attnlab": lambda stated, tables, text: stated.update(attnlab=text),
-    "driver": lambda stated, tables, text: stated["environment"].update(driver=text),
-    "version": lambda stated, tables, text: stated["environment"]["packages"].update(torch=text),
-    "package": lambda stated, tables, text: stated["environment"]["packages"].update({text: "1"}),
-    "setting": lambda stated, tables, text: stated["environment"]["settings"].update(seed=text),
-    "source": lambda stated, tables, text: stated["sources"].update({text: "5" * 64}),
-    "kernel": lambda stated, tables, text: stated["kernels"].update({text: "5" * 64}),
-    "study": lambda stated, tables, text: stated["study"].update(name=text),
-    "sweep": lambda stated, tables, text: stated["study"]["sweeps"].update({text: stated["study"]["target"]}),
-    "implementation": lambda stated, tables, text: stated["study"]["implementations"].append(text),
-    "rung": lambda stated, tables, text: stated["ladder"][0].update(name=text),
-    "run": lambda stated, tables, text: stated.update(name=text),
-    "process": lambda stated, tables, text: tables.update(processes=tables["processes"].assign(process=text)),
-    "row": lambda stated, tables, text: tables.update(checks=tables["checks"].assign(implementation=text)),
+    "device": lambda stated, text: stated["device"].update(name=text),
+    "commit": lambda stated, text: stated.update(commit=text),
+    "attnlab": lambda stated, text: stated.update(attnlab=text),
+    "driver": lambda stated, text: stated["environment"].update(driver=text),
+    "version": lambda stated, text: stated["environment"]["packages"].update(torch=text),
+    "package": lambda stated, text: stated["environment"]["packages"].update({text: "1"}),
+    "setting": lambda stated, text: stated["environment"]["settings"].update(seed=text),
+    "source": lambda stated, text: stated["sources"].update({text: "5" * 64}),
+    "kernel": lambda stated, text: stated["kernels"].update({text: "5" * 64}),
+    "study": lambda stated, text: stated["study"].update(name=text),
+    "sweep": lambda stated, text: stated["study"]["sweeps"].update({text: stated["study"]["target"]}),
+    "implementation": lambda stated, text: stated["study"]["implementations"].append(text),
+    "rung": lambda stated, text: stated["ladder"][0].update(name=text),
+    "run": lambda stated, text: stated.update(name=text),
 }
-ODD = {"tag": "<b>x</b>", "formula": "$x$", "link": "[a](b)", "address": "https://evil.example", "bell": "a\x1b[31mb"}
-ODD |= {"code": "a`b"}
+ODD = ("<b>x</b>", "$x$", "[a](b)", "https://evil.example", "a\x1b[31mb", "a`b")
 
 
 @pytest.fixture(scope="module")
@@ -167,23 +166,34 @@ def friend(tmp_path_factory) -> Path:
 def data(friend, monkeypatch) -> Path:
     monkeypatch.setenv("ATTNLAB_DATA", str(friend))
     monkeypatch.setenv("ATTNLAB_EXPORTS", str(friend.parent / "exports"))
-    before = {path: path.read_bytes() for path in (friend / "friend").iterdir() if path.is_file()}
+    before = {path: path.read_bytes() for path in friend.glob("*/*") if path.is_file()}
     yield friend
     for path, content in before.items():
         path.write_bytes(content)
 
 
-@pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("field", NAMES)
-def test_a_name_of_a_run_is_a_name(data, field, kind):
-    rewrite("friend", lambda stated, tables: NAMES[field](stated, tables, ODD[kind]))
-    assert told(lambda: read.load("friend")).isprintable()
+def test_a_name_of_a_run_is_a_name(data, field):
+    stated = read.read_manifest("friend")
+    for text in ODD:
+        NAMES[field](changed := copy.deepcopy(stated), text)
+        assert told(lambda changed=changed: manifest.require(changed, "manifest.json")).isprintable()
+
+
+@pytest.mark.parametrize("column", ["process", "implementation", "values"])
+def test_a_name_in_a_table_is_a_name(data, column):
+    path = data / "friend" / "checks.parquet"
+    for text in ODD:
+        files = {path: pa.Table.from_pandas(pd.read_parquet(path).assign(**{column: text}))}
+        assert told(lambda files=files: checks.frame_of_files(files, TABLES["checks"])).isprintable()
 
 
 @pytest.mark.parametrize("name", ["../x.auto", "sdpa.a/b", "/etc/passwd", "sdpa"])
 def test_the_name_of_an_implementation_names_no_other_file(data, name):
-    rewrite("friend", lambda stated, tables: stated["study"]["implementations"].append(name))
-    assert f"{name!r} can't be the name of an implementation" in told(lambda: frames.load("friend"))
+    stated = read.read_manifest("friend")
+    stated["study"]["implementations"].append(name)
+    said = told(lambda: manifest.require(stated, "manifest.json"))
+    assert f"{name!r} can't be the name of an implementation" in said
 
 
 def test_nothing_that_a_run_names_is_imported_or_read_from_it(data, monkeypatch, capsys):
@@ -194,12 +204,12 @@ def test_nothing_that_a_run_names_is_imported_or_read_from_it(data, monkeypatch,
     monkeypatch.syspath_prepend(data)
     monkeypatch.chdir(data)
 
-    def rename(stated: dict[str, Any], tables: dict[str, pd.DataFrame]) -> None:
+    def rename(tables: dict[str, pd.DataFrame], stated: dict[str, Any]) -> None:
         stated["study"]["implementations"][1] = name
         stated["kernels"][name] = stated["kernels"]["python.friend.notes.y.attention"] = "0" * 64
         tables |= {table: frame.replace("sdpa.flash", name) for table, frame in tables.items()}
 
-    rewrite("friend", rename)
+    small.rewrite("friend", rename)
     assert stale.stale(read.load("friend")).keys() <= {"kernel.naive", "kernel.tiled", "kernel.mma"}
     assert __main__.main(["export", "--run=friend"]) == 0
     assert capsys.readouterr().out.startswith("exported ")
@@ -210,7 +220,7 @@ def test_nothing_that_a_run_names_is_imported_or_read_from_it(data, monkeypatch,
 
 
 def test_a_device_names_no_file_of_another_folder(data):
-    rewrite("friend", lambda stated, tables: stated["device"].update(name="../../data/friend/evil"))
+    small.rewrite("friend", lambda tables, stated: stated["device"].update(name="../../data/friend/evil"))
     (data / "friend" / "evil.json").write_text("{")
     assert read.load("friend").complete
     assert frames.load("friend").manifest["device"]["name"] == "../../data/friend/evil"
@@ -220,14 +230,14 @@ def test_a_device_names_no_file_of_another_folder(data):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda stated, tables: stated["study"].update(title="\ud800"),
-        lambda stated, tables: stated.update(telemetry="\ud800"),
-        lambda stated, tables: stated.update({"\ud800": 1}),
-        lambda stated, tables: stated.update(complete=False),
+        lambda tables, stated: stated["study"].update(title="\ud800"),
+        lambda tables, stated: stated.update(telemetry="\ud800"),
+        lambda tables, stated: stated.update({"\ud800": 1}),
+        lambda tables, stated: stated.update(complete=False),
     ],
 )
 def test_what_no_run_can_hold_is_one_line(data, capsys, change):
-    rewrite("friend", change)
+    small.rewrite("friend", change)
     assert __main__.main(["export", "--run=friend"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("attnlab: ")

@@ -9,27 +9,7 @@ from hypothesis import strategies as st
 
 from attnlab.study.shapes import Shape
 
-properties = settings(deadline=None)
 sizes = st.integers(1, 4096)
-
-
-@pytest.mark.parametrize(
-    ("shape", "scores", "flops", "traffic", "intensity"),
-    [
-        # 4·32·8·512²·64 = 2^34; 4 tensors of 32·8·512·64 elements of 2 bytes = 2^26
-        (Shape(32, 8, 512, 64), 67_108_864, 17_179_869_184, 67_108_864, 256.0),
-        # 2·32·8·512·513·64
-        (Shape(32, 8, 512, 64, causal=True), 33_619_968, 8_606_711_808, 67_108_864, 128.25),
-        # 1·2·(1+2+3) scores, two multiply-adds of D=5 each
-        (Shape(1, 2, 3, 5, causal=True, dtype="float32"), 12, 240, 480, 0.5),
-    ],
-)
-def test_hand_worked(shape, scores, flops, traffic, intensity):
-    assert shape.scores == scores
-    assert shape.exponentials == scores
-    assert shape.flops == flops
-    assert shape.bytes == traffic
-    assert shape.intensity == intensity
 
 
 # Heads that share keys, another number of keys, sequences end to end, training
@@ -45,6 +25,12 @@ TRAINING = Shape(2, 3, 5, 4, direction="training")
 @pytest.mark.parametrize(
     ("shape", "scores", "flops", "exponentials", "queries", "keys", "traffic"),
     [
+        # 4·32·8·512²·64 = 2^34; 4 tensors of 32·8·512·64 elements of 2 bytes = 2^26
+        (Shape(32, 8, 512, 64), 67_108_864, 17_179_869_184, 67_108_864, 2**23, 2**23, 67_108_864),
+        # 2·32·8·512·513·64
+        (Shape(32, 8, 512, 64, causal=True), 33_619_968, 8_606_711_808, 33_619_968, 2**23, 2**23, 67_108_864),
+        # 1·2·(1+2+3) scores, two multiply-adds of D=5 each
+        (Shape(1, 2, 3, 5, causal=True, dtype="float32"), 12, 240, 12, 30, 30, 480),
         # Each query head has its scores, 2·8·16²; Q and O of 2·8·16·4, K and V of a quarter of that
         (GROUPED, 4096, 65_536, 4096, 1024, 256, 2 * (1024 + 256) * 2),
         # 3·4·1·7 scores; Q and O of 3·4·1·8, K and V of 3·2·7·8
@@ -63,31 +49,20 @@ TRAINING = Shape(2, 3, 5, 4, direction="training")
     ],
     ids=str,
 )
-def test_hand_worked_beyond_plain_self_attention(shape, scores, flops, exponentials, queries, keys, traffic):
-    assert shape.scores == scores
-    assert shape.flops == flops
-    assert shape.exponentials == exponentials
-    assert shape.query_elements == queries
-    assert shape.key_elements == keys
-    assert shape.bytes == traffic
+def test_hand_worked(shape, scores, flops, exponentials, queries, keys, traffic):
+    assert (shape.scores, shape.flops, shape.exponentials) == (scores, flops, exponentials)
+    assert (shape.query_elements, shape.key_elements, shape.bytes) == (queries, keys, traffic)
     assert shape.intensity == flops / traffic
 
 
-@pytest.mark.parametrize(
-    ("shape", "sequences", "tokens"),
-    [
-        (SPREAD, (2, 4, 6, 7), 19),
-        (Shape(16, 8, 512, 64, lengths="spread"), tuple(range(32, 513, 32)), 4352),
-        (Shape(5, 1, 2, 8, lengths="spread"), (1, 1, 2, 2, 2), 8),  # more sequences than tokens: none is empty
-    ],
-    ids=str,
-)
-def test_the_tokens_of_each_sequence(shape, sequences, tokens):
-    assert shape.sequences == sequences
-    assert shape.tokens == tokens
+def test_the_tokens_of_each_sequence():
+    assert (SPREAD.sequences, SPREAD.tokens) == ((2, 4, 6, 7), 19)
+    long, short = Shape(16, 8, 512, 64, lengths="spread"), Shape(5, 1, 2, 8, lengths="spread")
+    assert (long.sequences, long.tokens) == (tuple(range(32, 513, 32)), 4352)
+    assert (short.sequences, short.tokens) == ((1, 1, 2, 2, 2), 8)  # more sequences than tokens: none is empty
 
 
-@properties
+@settings(deadline=None)
 @given(sizes, st.integers(1, 64), sizes, st.booleans())
 def test_spread_lengths_never_fall_none_is_empty_and_the_last_is_whole(seq_len, batch, head_dim, causal):
     spread = Shape(batch, 2, seq_len, head_dim, causal, lengths="spread")
@@ -126,19 +101,13 @@ def test_what_is_special_is_told(shape, special):
     assert tuple(shape.axes) == Shape.AXES
 
 
-@pytest.mark.parametrize(
-    ("shape", "axes", "expected"),
-    [
-        (Shape(2, 8, 64, 32), {"seq_len": 128}, Shape(2, 8, 128, 32)),
-        (Shape(2, 8, 64, 32), {"kv_len": 128}, Shape(2, 8, 64, 32, kv_len=128)),
-        (Shape(2, 8, 64, 32, kv_heads=2), {"heads": 4}, Shape(2, 4, 64, 32, kv_heads=2)),
-        (Shape(2, 8, 1, 32, kv_len=128), {"seq_len": 2}, Shape(2, 8, 2, 32, kv_len=128)),
-        (TRAINING, {"causal": True, "seq_len": 6}, Shape(2, 3, 6, 4, True, direction="training")),
-    ],
-    ids=str,
-)
-def test_a_shape_resized_keeps_what_it_shares(shape, axes, expected):
-    assert shape.resized(**axes) == expected
+def test_a_shape_resized_keeps_what_it_shares():
+    plain, cached = Shape(2, 8, 64, 32), Shape(2, 8, 1, 32, kv_len=128)
+    assert plain.resized(seq_len=128) == Shape(2, 8, 128, 32)
+    assert plain.resized(kv_len=128) == Shape(2, 8, 64, 32, kv_len=128)
+    assert plain.resized(kv_heads=2).resized(heads=4) == Shape(2, 4, 64, 32, kv_heads=2)
+    assert cached.resized(seq_len=2) == Shape(2, 8, 2, 32, kv_len=128)
+    assert TRAINING.resized(causal=True, seq_len=6) == Shape(2, 3, 6, 4, True, direction="training")
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,12 @@ STUDIES = sorted(path.stem for path in paths.STUDIES.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
+def test_a_shipped_study_can_be_loaded(name):
     study = studies.load(name)
     assert study.name == name
     assert study.baseline == "sdpa.auto"
     assert set(study.implementations) <= set(implementations.known())
     assert ("values" if name == "values" else "seq_len") in study.sweeps
-    for sweep in {"seq_len", "batch", "heads", "values"} & set(study.sweeps):
-        assert study.target_shape in study.sweep(sweep)
     assert study == studies.load(paths.STUDIES / f"{name}.yaml")
 
 
@@ -37,19 +35,16 @@ def test_a_ladder_is_read_only_for_its_kernels(tmp_path, monkeypatch):
         tiny_study(implementations=["sdpa.auto", "kernel.mine"])
 
 
-@pytest.mark.parametrize(
-    ("stated", "expected"),
-    [
-        ("gpu", "gpu"),
-        ("studies/gpu.yaml", "studies/gpu.yaml"),
-        ("./notebooks/../mine.yml", "mine.yml"),
-        (f"{paths.ROOT}/data/mine.yaml", "data/mine.yaml"),
-        ("/elsewhere/on/this/machine/mine.yaml", "mine.yaml"),
-    ],
-)
-def test_a_study_is_shown_without_a_place_on_this_machine(monkeypatch, stated, expected):
+def test_a_study_is_shown_without_a_place_on_this_machine(monkeypatch):
     monkeypatch.chdir(paths.ROOT)
-    assert studies.shown(stated) == expected
+    stated = [
+        "gpu",
+        "studies/gpu.yaml",
+        "./notebooks/../mine.yml",
+        f"{paths.ROOT}/data/mine.yaml",
+        "/elsewhere/mine.yaml",
+    ]
+    assert [*map(studies.shown, stated)] == ["gpu", "studies/gpu.yaml", "mine.yml", "data/mine.yaml", "mine.yaml"]
 
 
 def test_gpu_holds_the_ten_configurations_of_the_source_report():
@@ -59,10 +54,7 @@ def test_gpu_holds_the_ten_configurations_of_the_source_report():
     heads = [Shape(32, count, 512, 64) for count in (4, 8, 16)]
     assert len({*lengths, *batches, *heads}) == 10
     assert {*lengths, *batches, *heads} <= set(study.shapes)
-    assert study.sweep("batch") == batches
-    assert study.sweep("heads") == heads
     assert study.target_shape == Shape(32, 8, 512, 64)
-    assert set(lengths) < set(study.sweep("seq_len"))
 
 
 def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
@@ -86,24 +78,11 @@ def test_gpu_is_timed_enough():
 
 def test_lists_are_multiplied_out_and_shapes_counted_once():
     common = {"heads": 2, "head_dim": 64, "dtype": "float32"}
-    study = tiny_study(
-        target={"batch": 1, "seq_len": 16, **common},
-        sweeps={
-            "grid": {"batch": [1, 3], "seq_len": [16, 32], **common},
-            "more": [
-                {"batch": 3, "seq_len": 32, **common},
-                {"batch": 1, "seq_len": 8, "causal": [True, False], **common},
-            ],
-        },
-    )
-
-    def shape(batch, seq_len, causal=False):
-        return Shape(batch, 2, seq_len, 64, causal, "float32")
-
-    grid = [shape(1, 16), shape(1, 32), shape(3, 16), shape(3, 32)]
-    assert study.sweep("grid") == grid
-    assert study.sweep("more") == [shape(3, 32), shape(1, 8, True), shape(1, 8)]
-    assert study.shapes == [*grid, shape(1, 8, True), shape(1, 8)]
+    more = [{"batch": 3, "seq_len": 32, **common}, {"batch": 1, "seq_len": 8, "causal": [True, False], **common}]
+    sweeps = {"grid": {"batch": [1, 3], "seq_len": [16, 32], **common}, "more": more}
+    stated = [(1, 16, False), (1, 32, False), (3, 16, False), (3, 32, False), (1, 8, True), (1, 8, False)]
+    shapes = [Shape(batch, 2, seq_len, 64, causal, "float32") for batch, seq_len, causal in stated]
+    assert tiny_study(target={"batch": 1, "seq_len": 16, **common}, sweeps=sweeps).shapes == shapes
 
 
 def test_a_file_is_named_after_what_it_holds_and_may_say_otherwise(write_study):
@@ -148,9 +127,6 @@ TWENTY_THOUSAND = dict.fromkeys(
         ({"longest_call_ms": math.inf}, "longest_call_ms: input should be a finite number, not inf"),
         ({"panel": "yes"}, "panel: input should be a valid boolean, not 'yes'"),
         ({"sweeps": {"": LENGTHS}}, "sweeps: '' is no name"),
-        ({"sweeps": {"small batch": LENGTHS}}, "sweeps: 'small batch' does not vary 'batch': rename it"),
-        ({"sweeps": {"causal seq_len": LENGTHS}}, "'causal seq_len' holds shapes without a causal mask: rename it"),
-        ({"sweeps": {"seq_len": LENGTHS | {"causal": [False, True]}}}, "holds causal shapes, whose sweep is 'causal"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, 10**30]}}}, "no memory holds B=1 H=4 S=1000"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": ["float32", "float64"]}}}, "unknown dtype 'float64'; *float32"),
     ],

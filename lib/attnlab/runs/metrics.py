@@ -6,9 +6,6 @@ ELAPSED, ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustaine
 DURATION = "gpu__time_duration.sum"
 CYCLES = "sm__cycles_elapsed.max"
 CYCLES_ACTIVE = "sm__cycles_active.avg"
-INSTRUCTIONS = "sm__inst_executed.sum"
-WARPS = f"sm__warps_active.{ACTIVE}"
-WARPS_AT_MOST = "sm__maximum_warps_per_active_cycle_pct"
 ISSUED = f"smsp__issue_active.{ACTIVE}"
 
 ISSUE_SLOTS_USED = f"smsp__issue_active.{ELAPSED}"
@@ -22,20 +19,10 @@ LSU_USED = f"sm__inst_executed_pipe_lsu.{ELAPSED}"
 L1_USED = f"l1tex__throughput.{ELAPSED}"
 L2_USED = f"lts__throughput.{ELAPSED}"
 DRAM_USED = f"dram__throughput.{ELAPSED}"
-SHARED_USED = f"l1tex__data_pipe_lsu_wavefronts_mem_shared.{ELAPSED}"
 
 SHARED_ACCESSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
-L1_HITS = "l1tex__t_sector_hit_rate.pct"
-L2_TO_L1 = "l1tex__m_xbar2l1tex_read_bytes.sum"
-L2_HITS = "lts__t_sector_hit_rate.pct"
-DRAM_READ, DRAM_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-
-REGISTERS = "launch__registers_per_thread"
-SHARED_DYNAMIC, SHARED_STATIC = "launch__shared_mem_per_block_dynamic", "launch__shared_mem_per_block_static"
-THREADS, CTAS = "launch__block_size", "launch__grid_size"
-CTA_LIMITS = {limit: f"launch__occupancy_limit_{limit}" for limit in ("registers", "shared_mem", "warps", "blocks")}
-"""How many CTAs of the launch each resource of a multiprocessor allows."""
+DRAM_READ = "dram__bytes_read.sum"
 
 WAITS = {
     "barrier": "a barrier of the CTA",
@@ -65,10 +52,14 @@ def stalled(reason: str) -> str:
 
 
 COUNTERS = (
-    *(DURATION, CYCLES, CYCLES_ACTIVE, WARPS, WARPS_AT_MOST, ISSUED, ISSUE_SLOTS_USED),
-    *(TENSOR_CORES_USED, MATRIX_PRODUCTS_USED, XU_USED, FMA_USED, ALU_USED, LSU_USED, L1_USED, SHARED_USED),
-    *(SHARED_ACCESSES, SHARED_CONFLICTS, L1_HITS, L2_TO_L1, L2_USED, L2_HITS, DRAM_USED, DRAM_READ, DRAM_WRITTEN),
-    *(INSTRUCTIONS, REGISTERS, SHARED_DYNAMIC, SHARED_STATIC, THREADS, CTAS, *CTA_LIMITS.values()),
+    *(DURATION, CYCLES, CYCLES_ACTIVE, ISSUED, ISSUE_SLOTS_USED, "sm__inst_executed.sum"),
+    *(f"sm__warps_active.{ACTIVE}", "sm__maximum_warps_per_active_cycle_pct"),
+    *(TENSOR_CORES_USED, MATRIX_PRODUCTS_USED, XU_USED, FMA_USED, ALU_USED, LSU_USED, L1_USED, L2_USED, DRAM_USED),
+    *(SHARED_ACCESSES, SHARED_CONFLICTS, f"l1tex__data_pipe_lsu_wavefronts_mem_shared.{ELAPSED}"),
+    *("l1tex__t_sector_hit_rate.pct", "l1tex__m_xbar2l1tex_read_bytes.sum", "lts__t_sector_hit_rate.pct"),
+    *(DRAM_READ, "dram__bytes_write.sum", "launch__registers_per_thread", "launch__block_size", "launch__grid_size"),
+    *(f"launch__shared_mem_per_block_{kind}" for kind in ("dynamic", "static")),
+    *(f"launch__occupancy_limit_{limit}" for limit in ("registers", "shared_mem", "warps", "blocks")),
     *map(stalled, sorted((*WAITS, "not_selected", "selected"))),
 )
 """What a profile asks for; a GPU that lacks a counter leaves it out."""

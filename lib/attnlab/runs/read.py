@@ -57,21 +57,13 @@ def load(name: str) -> schema.Run:
             no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
     name = str(name)  # a caller may take digits for a number
-    manifest, frames = held(name)
-    pa.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
-    return schema.Run(name, manifest, **frames)
-
-
-def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
-    """The manifest and the tables of a run of any kind; raises UserError as `load`."""
-    manifest = read_manifest(name)
     tables: dict[str, pd.DataFrame] = {}
     folder = schema.folder(name)
-    if not manifest["complete"]:
+    if not read_manifest(name)["complete"]:
         with suppress(FileNotFoundError):
             tables = tables_of_parts(name)
-        # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
-        manifest = read_manifest(name)
+    # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
+    manifest = read_manifest(name)
     if manifest["complete"]:
         tables = {table: _whole_table(folder / f"{table}.parquet", manifest, TABLES[table]) for table in TABLES}
     elif not (folder / schema.PARTS).is_dir():
@@ -79,22 +71,12 @@ def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["seal"] not in JUDGED:
-        judge(tables, manifest, folder if manifest["complete"] else folder / schema.PARTS)
+        checks.judge(tables, manifest, folder if manifest["complete"] else folder / schema.PARTS)
         if manifest["complete"]:
             JUDGED.add(manifest["seal"])
-    return manifest, {table: rows.reset_index(drop=True) for table, rows in tables.items()}
-
-
-def judge(tables: dict[str, pd.DataFrame], manifest: schema.Manifest, folder: Path) -> None:
-    """Raise UserError at the first thing in tables that no run can hold, or that something else of the run contradicts.
-
-    Args:
-        tables: all that a run of its kind has, as `checks.frame_of_files` gives them.
-        folder: of the tables, or of their parts.
-    """
-    for table, rows in tables.items():
-        checks.require_rows(rows, TABLES[table])
-    checks.require(tables, manifest, folder)
+    frames = {table: rows.drop(columns=checks.PLACE) for table, rows in tables.items()}
+    pa.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
+    return schema.Run(name, manifest, **frames)
 
 
 def read_manifest(name: str) -> schema.Manifest:
@@ -111,23 +93,16 @@ def read_manifest(name: str) -> schema.Manifest:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
     if version != schema.SCHEMA:
-        raise UserError(f"{where} has schema {version}, and this attnlab reads {schema.SCHEMA}: {_reader(manifest)}")
+        by = f"attnlab {manifest.get('attnlab')} of commit {str(manifest.get('commit'))[:12]}"
+        older = f"{by} reads it" if manifest.get("commit") and is_name(by) else "measure again"
+        advice = older if isinstance(version, int) and version < schema.SCHEMA else "update attnlab"
+        raise UserError(f"{where} has schema {version}, and this attnlab reads {schema.SCHEMA}: {advice}")
     if manifest.get("seal") != documents.digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
     require_manifest(manifest, where)
     if manifest["name"] != path.parent.name:
         raise UserError(f"{where} is of the run {manifest['name']!r}: give the folder that name again")
     return manifest
-
-
-def _reader(manifest: schema.Manifest) -> str:
-    """Which attnlab reads a manifest of another schema."""
-    version, by, commit = manifest["schema"], manifest.get("attnlab"), manifest.get("commit")
-    if not isinstance(version, int) or version > schema.SCHEMA:
-        return "update attnlab"
-    if isinstance(by, str) and isinstance(commit, str) and is_name(f"{by} {commit}"):
-        return f"attnlab {by} of commit {commit[:12]} reads it"
-    return "measure again"
 
 
 def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.DataFrame:
@@ -141,19 +116,14 @@ def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.
 
 
 def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
-    """The tables of a run that is not complete, each put together from its parts; rows are indexed by file and number.
+    """The tables of a run that is not complete, as `checks.frame_of_files` gives them.
 
     Raises:
         UserError: a part was changed after it was recorded, or holds what its table can't.
         FileNotFoundError: the run was closed in the meantime.
     """
     there = sorted((schema.folder(name) / schema.PARTS).glob("*.parquet"))  # listed once: later blocks are left out
-    return {
-        table: checks.frame_of_files(
-            {part: _rows(_verified(part), part) for part in there if part.name.startswith(f"{table}.")}, columns
-        )
-        for table, columns in TABLES.items()
-    }
+    return {table: _frame([part for part in there if part.name.startswith(f"{table}.")], table) for table in TABLES}
 
 
 def part(name: str, table: str, key: str) -> pd.DataFrame:
@@ -163,7 +133,11 @@ def part(name: str, table: str, key: str) -> pd.DataFrame:
         UserError: it was changed after it was recorded.
     """
     (path,) = (schema.folder(name) / schema.PARTS).glob(f"{table}.{key}.*.parquet")
-    return checks.frame_of_files({path: _rows(_verified(path), path)}, TABLES[table]).reset_index(drop=True)
+    return _frame([path], table).drop(columns=checks.PLACE)
+
+
+def _frame(parts: list[Path], table: str) -> pd.DataFrame:
+    return checks.frame_of_files({part: _rows(_verified(part), part) for part in parts}, TABLES[table])
 
 
 def _rows(content: bytes, path: Path) -> pa.Table:

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def block_key(study: Study, shape: Shape, replicate: int, timing: Timing) -> str
 
 
 def of_shape(block: str) -> str:
-    """The key of the shape and replicate that a block is of, by its own key, which begins with it."""
+    """The key of the shape and replicate that a block is of, with which its own key begins."""
     return "-".join(block.split("-")[:2])
 
 
@@ -90,16 +89,6 @@ class Run:
         return f"Run {self.name!r}: study {study!r} on {device}{unfinished}\n{counts}"
 
     @property
-    def sampling(self) -> pd.DataFrame:
-        """The rows of `processes` that took samples. One may have begun and taken none."""
-        return self.processes[self.processes["process"].isin(self.samples["process"].unique())]
-
-    @cached_property
-    def cards(self) -> set[str]:
-        """The cards that samples were taken on, each by the start of the hash of its UUID; none on a CPU."""
-        return set(self.sampling["card"].dropna()) - {""}
-
-    @property
     def complete(self) -> bool:
         """Whether every block that the study asks for was recorded, or the run was closed early."""
         return bool(self.manifest["complete"])
@@ -118,22 +107,19 @@ TAKEN = (paths.REFERENCE.name, "dispatch", "models")
 
 
 def folder(name: str) -> Path:
-    """The folder of the run `name`, whether or not it exists.
-
-    Raises:
-        UserError: no run can have this name.
-    """
+    """The folder of the run `name`, whether or not it exists; raises UserError if no run can have this name."""
     where = paths.shown(paths.data())
     if not name:
         raise UserError(f"no run is named: RUN=<name> names a folder in {where}/")
+    wrong = ""
     if name != Path(name).name or name.startswith("."):
-        raise UserError(f"{name!r} can't be the name of a run: name a folder in {where}/, without the path to it")
-    if not NAME.fullmatch(name):
-        raise UserError(
-            f"{name!r} can't be the name of a run: use letters, digits and '_', from the second on also '-' and '.'"
-        )
-    if name in TAKEN:
-        raise UserError(f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name")
+        wrong = f"name a folder in {where}/, without the path to it"
+    elif not NAME.fullmatch(name):
+        wrong = "use letters, digits and '_', from the second on also '-' and '.'"
+    elif name in TAKEN:
+        wrong = f"data/{name}/ holds no run; choose another name"
+    if wrong:
+        raise UserError(f"{name!r} can't be the name of a run: {wrong}")
     return paths.data() / name
 
 

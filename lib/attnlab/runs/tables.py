@@ -5,6 +5,7 @@ tables of data/README.md follow from these.
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import pandas as pd
@@ -15,8 +16,6 @@ from attnlab.runs import methods, metrics
 from attnlab.runs.schema import MOMENTS, STATUSES, Row
 from attnlab.study.studies import Timing
 
-UNITS = {"_us": "µs", "_s": "s", "_seconds": "s", "_mhz": "MHz", "_w": "W", "_c": "°C", "_bytes": "bytes"}
-"""The unit of a column by how its name ends."""
 DTYPES = {pa.string(): ("str", "str"), pa.bool_(): ("bool", "boolean"), pa.float64(): ("float64", "Float64")} | {
     pa.int64(): ("int64", "Int64"),
     pa.int32(): ("int32", "Int32"),
@@ -39,80 +38,40 @@ def key(table: pa.Schema) -> list[str]:
     return [field.name for field in table if about(field, "key")]
 
 
-def unit(field: pa.Field) -> str:
-    """The unit that the name of a column ends with; empty where it has none."""
-    return next((unit for end, unit in UNITS.items() if field.name.endswith(end)), "")
+def free(table: pa.Schema) -> list[str]:
+    """The columns that hold texts of others. They are kept as `texts.printable`: terminals have to take them."""
+    return [field.name for field in table if about(field, "free")]
 
 
 def frame_of(table: pa.Schema, rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as they are recorded: with all columns, and with types also where nothing is known."""
-    free = [field.name for field in table if about(field, "free")]
-    plain = [row | {name: texts.printable(row[name]) for name in free if row.get(name)} for row in rows]
+    plain = [row | {name: texts.printable(row[name]) for name in free(table) if row.get(name)} for row in rows]
     made = pd.DataFrame(plain, columns=table.names)
     return made.astype({field.name: dtype(field) for field in table if field.nullable or made.empty})
-
-
-def printable(frame: pd.DataFrame, table: pa.Schema) -> pd.DataFrame:
-    """A frame that was read, in which the texts that others wrote can be printed: terminals have to take them."""
-    for field in table:
-        if about(field, "free"):  # texts repeat: each is looked at once
-            spelled = {text: texts.printable(text) for text in frame[field.name].dropna().unique()}
-            if any(text != other for text, other in spelled.items()):
-                frame[field.name] = frame[field.name].map(spelled, na_action="ignore").astype(frame[field.name].dtype)
-    return frame
 
 
 # Columns by what they may hold
 
 
-def _field(kind: pa.DataType, name: str, means: str, empty: bool, key: bool, **limits: Any) -> pa.Field:
-    metadata = {"means": means, **({"key": "yes"} if key else {}), **limits}
+def _column(kind: pa.DataType, values: str, name: str, means: str, empty: bool = False, **limits: Any) -> pa.Field:
+    metadata = {"means": means, "values": values.format(**limits), **limits}
     return pa.field(name, kind, nullable=empty, metadata={what: str(value) for what, value in metadata.items()})
 
 
-def _whole(name: str, means: str, least: int = 0, empty: bool = False, key: bool = False, bits: int = 64) -> pa.Field:
-    kind = pa.int32() if bits == 32 else pa.int64()
-    return _field(kind, name, means, empty, key, least=least, values=f"a whole number of at least {least}")
+_whole = partial(_column, pa.int64(), "a whole number of at least {least}", least=0)
+_reading = partial(_column, pa.int32(), "a whole number of at least {least}", empty=True)
+_number = partial(_column, pa.float64(), "a finite number of at least {least:g}", least=0)
+_latency = partial(_number, least=1e-3)  # no call takes less than a nanosecond
+_error = partial(_column, pa.float64(), "a number of at least 0", least=0, infinite="yes")
+_flag = partial(_column, pa.bool_(), "true or false")
+_name = partial(_column, pa.string(), "a name of letters, digits, '_', '.', '-' and blanks", pattern=r"\w[\w. -]*")
+_text = partial(_column, pa.string(), "a text", free="yes")
+_source = partial(_column, pa.string(), "a text that is not empty", free="yes", pattern="(?s).+")
 
 
-def _number(name: str, means: str, least: float = 0, empty: bool = False, key: bool = False) -> pa.Field:
-    return _field(pa.float64(), name, means, empty, key, least=least, values=f"a finite number of at least {least:g}")
-
-
-def _latency(name: str, means: str, empty: bool = False) -> pa.Field:
-    return _number(name, means, least=1e-3, empty=empty)  # no call takes less than a nanosecond
-
-
-def _error(name: str, means: str, empty: bool = False) -> pa.Field:
-    """An error, which may be infinite."""
-    return _field(pa.float64(), name, means, empty, False, least=0, infinite="yes", values="a number of at least 0")
-
-
-def _flag(name: str, means: str, empty: bool = False, key: bool = False) -> pa.Field:
-    return _field(pa.bool_(), name, means, empty, key, values="true or false")
-
-
-def _matching(name: str, pattern: str, values: str, means: str, key: bool = False) -> pa.Field:
-    return _field(pa.string(), name, means, False, key, pattern=pattern, values=values)
-
-
-def _name(name: str, means: str, key: bool = False) -> pa.Field:
-    return _matching(name, r"\w[\w. -]*", "a name of letters, digits, '_', '.', '-' and blanks", means, key)
-
-
-def _choice(name: str, choices: Collection[str], means: str, key: bool = False) -> pa.Field:
+def _choice(choices: Collection[str], name: str, means: str, values: str = "", **limits: Any) -> pa.Field:
     pattern = "|".join(choice.replace(".", r"\.") for choice in choices)
-    return _matching(name, pattern, f"one of {', '.join(choices)}", means, key)
-
-
-def _text(name: str, means: str, empty: bool = False) -> pa.Field:
-    return _field(pa.string(), name, means, empty, False, free="yes", values="a text")
-
-
-def _source(name: str, means: str) -> pa.Field:
-    return _field(
-        pa.string(), name, means, False, False, free="yes", pattern="(?s).+", values="a text that is not empty"
-    )
+    return _column(pa.string(), values or f"one of {', '.join(choices)}", name, means, pattern=pattern, **limits)
 
 
 def _table(rows: str, *columns: pa.Field) -> pa.Schema:
@@ -123,14 +82,14 @@ def _table(rows: str, *columns: pa.Field) -> pa.Schema:
 
 IMPLEMENTATION = _name("implementation", "name; `control.<baseline>`: the baseline's second turn", key=True)
 AXES = (
-    _whole("batch", "B", 1, key=True),
-    _whole("heads", "H, heads of queries", 1, key=True),
-    _whole("seq_len", "S, tokens of queries", 1, key=True),
-    _whole("head_dim", "D", 1, key=True),
+    _whole("batch", "B", least=1, key=True),
+    _whole("heads", "H, heads of queries", least=1, key=True),
+    _whole("seq_len", "S, tokens of queries", least=1, key=True),
+    _whole("head_dim", "D", least=1, key=True),
     _flag("causal", "causal mask", key=True),
     _name("dtype", "of Q, K, V and O", key=True),
-    _whole("kv_heads", "heads of keys and values", 1, key=True),
-    _whole("kv_len", "tokens of keys and values", 1, key=True),
+    _whole("kv_heads", "heads of keys and values", least=1, key=True),
+    _whole("kv_len", "tokens of keys and values", least=1, key=True),
     _name("lengths", "`equal`, or `spread` (varlen)", key=True),
     _name("direction", "`forward`, or `training` (with backward)", key=True),
     _name("layout", "`heads first` (BHSD) or `tokens first` (BSHD)", key=True),
@@ -141,18 +100,14 @@ REPLICATE = _whole("replicate", "from 0", key=True)
 PROCESS = _name("process", "random name of the measuring process")
 SHARED = (IMPLEMENTATION, *AXES, REPLICATE, PROCESS)
 """Columns that most tables have."""
-CLOCK = _choice("clock", get_args(Timing.model_fields["clock"].annotation), "[method](../docs/method.md)", key=True)
-CACHE = _choice("cache", get_args(Timing.model_fields["cache"].annotation), "L2 when a sample begins", key=True)
-SM_CLOCK = _whole("sm_clock_mhz", "SM clock by NVML", 1, empty=True, bits=32)
+CLOCK = _choice(get_args(Timing.model_fields["clock"].annotation), "clock", "[method](../docs/method.md)", key=True)
+CACHE = _choice(get_args(Timing.model_fields["cache"].annotation), "cache", "L2 when a sample begins", key=True)
+SM_CLOCK = _reading("sm_clock_mhz", "SM clock by NVML", least=1)
 POWER = _number("power_w", "power by NVML", empty=True)
-TEMPERATURE = _whole("temperature_c", "temperature by NVML", -273, empty=True, bits=32)
+TEMPERATURE = _reading("temperature_c", "temperature by NVML", least=-273)
 THROTTLED = _flag("throttled", "the card held its clock back", empty=True)
-METRIC = _matching(
-    "metric",
-    "|".join(metric.replace(".", r"\.") for metric in metrics.RECORDED),
-    "a counter of Nsight Compute or a reading of the canary",
-    "counter of Nsight Compute, or reading of the canary",
-    key=True,
+METRIC = _choice(
+    metrics.RECORDED, "metric", "counter of Nsight Compute, or reading of the canary", "a recorded metric", key=True
 )
 WHY = _text("why", "reason for a missing value", empty=True)
 
@@ -162,7 +117,7 @@ SAMPLES = _table(
     _whole("round", "within the replicate", key=True),
     _whole("position", "turn in the round's random order"),
     _number("started_s", "start since the process began, to 8 µs"),
-    _whole("launches", "calls in one timing; the latency is their mean", 1),
+    _whole("launches", "calls in one timing; the latency is their mean", least=1),
     _latency("latency_us", "the sample"),
     _error("strain", "error of the timed output, in units of the allowed error", empty=True),
     *(SM_CLOCK, POWER, TEMPERATURE),
@@ -172,9 +127,13 @@ SAMPLES = _table(
 CHECKS = _table(
     "a row per correctness check",
     *SHARED,
-    _choice("moment", MOMENTS, "before or after timing", key=True),
+    _choice(MOMENTS, "moment", "before or after timing", key=True),
     _name("inputs", "the shape's `values`, `large logits` or `constant rows`", key=True),
-    _matching("route", r"call|graph of [1-9][0-9]*", "`call` or `graph of N`", "a call, or a graph replay", key=True),
+    _column(
+        *(pa.string(), "`call` or `graph of N`", "route", "a call, or a graph replay"),
+        pattern=r"call|graph of [1-9][0-9]*",
+        key=True,
+    ),
     _error("max_error", "largest absolute error against float64"),
     _error("mean_error", "mean absolute error"),
     _error("framework_max_error", "of PyTorch's own operations in this dtype"),
@@ -189,7 +148,7 @@ CHECKS = _table(
 CASES = _table(
     "a row per case and replicate",
     *SHARED,
-    _choice("status", STATUSES, "outcome"),
+    _choice(STATUSES, "status", "outcome"),
     _text("reason", "of any other status than `measured`"),
     _text("kernels", "kernels that ran, the longest first"),
     _whole("peak_memory_bytes", "most memory allocated during a call"),
@@ -203,7 +162,7 @@ PROCESSES = _table(
     _number("setup_seconds", "time before the first shape"),
     _text("card", "start of the SHA-256 of the card's UUID", empty=True),
     _flag("ecc", "ECC is on", empty=True),
-    _number("power_limit_w", "the card's power limit", 1e-3, empty=True),
+    _number("power_limit_w", "the card's power limit", least=1e-3, empty=True),
     _flag("persistence", "persistence mode is on", empty=True),
     _flag("mig", "MIG is on", empty=True),
     _text("cpu", "model of the CPU", empty=True),
@@ -219,9 +178,9 @@ RESOURCES = _table(
     _whole("local_bytes", "per thread"),
     _whole("static_shared_bytes", "per CTA"),
     _whole("dynamic_shared_bytes", "per CTA"),
-    _whole("threads", "per CTA", 1),
-    _whole("ctas", "CTAs launched", 1),
-    _whole("ctas_per_sm", "CTAs that fit a multiprocessor", 1),
+    _whole("threads", "per CTA", least=1),
+    _whole("ctas", "CTAs launched", least=1),
+    _whole("ctas_per_sm", "CTAs that fit a multiprocessor", least=1),
 )
 PROFILE = _table(
     "a row per kernel launch and metric of one call",
@@ -242,7 +201,7 @@ STREAM = _table(
 PANEL = _table(
     "a row per case, clock method and round",
     *(IMPLEMENTATION, *AXES),
-    _choice("method", [method.name for method in methods.METHODS], "see `lib/attnlab/runs/methods.py`", key=True),
+    _choice((*methods.WARM, *methods.COLD), "method", "see `lib/attnlab/runs/methods.py`", key=True),
     _whole("round", "among the methods of one process", empty=True, key=True),
     _latency("latency_us", "the sample", empty=True),
     *(SM_CLOCK, WHY),
@@ -263,11 +222,6 @@ ENDURANCE = _table(
     _latency("latency_us", "of a call in the slice", empty=True),
     *(SM_CLOCK, POWER, TEMPERATURE, THROTTLED, WHY),
 )
-TABLES = {"samples": SAMPLES, "checks": CHECKS, "cases": CASES, "processes": PROCESSES, "resources": RESOURCES} | {
-    "profile": PROFILE,
-    "stream": STREAM,
-    "panel": PANEL,
-    "residency": RESIDENCY,
-    "endurance": ENDURANCE,
-}
+TABLES = {"samples": SAMPLES, "checks": CHECKS, "cases": CASES, "processes": PROCESSES, "resources": RESOURCES}
+TABLES |= {"profile": PROFILE, "stream": STREAM, "panel": PANEL, "residency": RESIDENCY, "endurance": ENDURANCE}
 """Every table of a run, by its name."""

@@ -6,7 +6,6 @@ of its SHA-256. Once nothing is missing, the parts become one Parquet file per t
 """
 
 import hashlib
-import io
 import json
 import shutil
 from collections import Counter
@@ -21,14 +20,13 @@ import pandas as pd
 from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
-from attnlab.runs.read import judge, newest_order, read_manifest, tables_of_parts
+from attnlab.runs.checks import PLACE, judge
+from attnlab.runs.read import newest_order, read_manifest, tables_of_parts
 from attnlab.runs.schema import PARTS, SCHEMA, Manifest, folder, short_hash
-from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 
 LAST = ("cases", "panel")
 """Tables whose blocks are written after all others of their shape or case: with them, it counts as recorded."""
-
 BEGUN = "begun.json"
 """The file that holds the work of a run which has no manifest yet."""
 
@@ -44,8 +42,8 @@ def create(name: str, manifest: Manifest) -> None:
     created = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
     newest = newest_order()
     order = created if created > newest else f"{newest}+"
-    begun = {"schema": SCHEMA, "name": target.name, "created": created, **manifest, "order": order, "complete": False}
-    _write_manifest(target, begun)
+    first = {"schema": SCHEMA, "name": name, "created": created}
+    _write_manifest(target, first | manifest | {"order": order, "complete": False})
 
 
 @contextmanager
@@ -72,7 +70,6 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
     with files.held(target / ".lock", refuse):
         try:
             if not manifest.is_file():
-                _require_nothing(name)
                 _keep_work(name, stated or {})
             try:
                 yield
@@ -80,15 +77,10 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
                 (target / BEGUN).unlink(missing_ok=True)
         finally:
             if not manifest.is_file():
-                _remove_unbegun(name)
-
-
-def _require_nothing(name: str) -> None:
-    """Raise UserError if a folder without a manifest holds more than a run that was killed as it began leaves."""
-    target = folder(name)
-    others = {path.name for path in target.iterdir()} - {".lock", BEGUN, PARTS, *_drafts(name)}
-    if others or any((target / PARTS).glob("*.parquet")):
-        raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
+                _tidy(name)
+                for emptied in (target / PARTS, target):
+                    with suppress(OSError):  # not empty, so not ours
+                        emptied.rmdir()
 
 
 def begun(name: str) -> Manifest:
@@ -98,33 +90,31 @@ def begun(name: str) -> Manifest:
         UserError: the file that holds it was changed.
     """
     path = folder(name) / BEGUN
-    if not path.is_file():
-        return {}
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
     except (ValueError, TypeError):
-        raise UserError(
-            f"{paths.shown(path)} was changed: delete {paths.shown(path.parent)}/, which holds no sample"
-        ) from None
+        nothing = f"delete {paths.shown(path.parent)}/, which holds no sample"
+        raise UserError(f"{paths.shown(path)} was changed: {nothing}") from None
 
 
 def _keep_work(name: str, stated: Manifest) -> None:
-    """Keep the work of a run that has no manifest yet; raise UserError if it was killed before with other work."""
+    """Keep the work of a run that has no manifest; raise UserError if it is another, or more than a kill left there."""
+    target = folder(name)
+    others = {path.name for path in target.iterdir()} - {".lock", BEGUN, PARTS, *_drafts(name)}
+    if others or any((target / PARTS).glob("*.parquet")):
+        raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
     if (before := begun(name)) and stated and before != stated:
         raise UserError(
             f"the run {name!r} was killed before anything was recorded, and is of another {next(iter(before))}: "
             "state the same, or choose another name"
         )
     if stated and not before:
-        write_atomically(folder(name) / BEGUN, json.dumps(stated).encode())
+        write_atomically(target / BEGUN, json.dumps(stated).encode())
 
 
-def _remove_unbegun(name: str) -> None:
-    """Remove the folder of a run that was never begun, unless it holds anything else."""
-    _tidy(name)
-    for emptied in (folder(name) / PARTS, folder(name)):
-        with suppress(OSError):  # not empty, so not ours
-            emptied.rmdir()
+def _drafts(name: str) -> list[str]:
+    """Names of temporary files that a killed process had not yet renamed."""
+    return [path.name for end in ("json", "parquet") for path in folder(name).glob(f".*.{end}.*.tmp")]
 
 
 def _tidy(name: str, *more: str) -> None:
@@ -134,9 +124,7 @@ def _tidy(name: str, *more: str) -> None:
 
 def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
     """Record the rows of one block for good, or none of them if that fails. A block that is already there stays."""
-    buffer = io.BytesIO()
-    rows.to_parquet(buffer, index=False)
-    content = buffer.getvalue()
+    content = rows.to_parquet(index=False)
     take_part(name, f"{table}.{key}.{short_hash(content)}.parquet", content)
 
 
@@ -173,17 +161,13 @@ def finish(name: str, more: Manifest | None = None) -> None:
     """
     target = folder(name)
     if not read_manifest(name)["complete"]:
-        _close(name, target, more or {})
+        _close(name, more or {})
     shutil.rmtree(target / PARTS, ignore_errors=True)
     _tidy(name, BEGUN)
 
 
 def require_incomplete(name: str, manifest: Manifest) -> None:
-    """Refuse a run that is complete, and remove the parts that are left of it if it was killed while it was closed.
-
-    Raises:
-        UserError: the run is complete.
-    """
+    """Raise UserError if a run is complete, and remove parts that are left of it if it was killed while it closed."""
     if manifest["complete"]:
         finish(name)
         raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
@@ -203,10 +187,8 @@ def close_early(name: str) -> None:
         held = Counter(key.split("-")[0] for key in recorded(name, "cases"))
         whole = sum(count == len(study.shapes) for count in held.values())
         if not whole:
-            raise UserError(
-                f"no replicate of {name!r} is whole: `make measure RUN={name}` goes on, or says why it can't; then "
-                f"delete {paths.shown(folder(name))}/"
-            )
+            goes_on = f"`make measure RUN={name}` goes on, or says why it can't"
+            raise UserError(f"no replicate of {name!r} is whole: {goes_on}; then delete {paths.shown(folder(name))}/")
         closed = {"replicates": whole, "shapes": held.total(), "planned": len(study.shapes) * study.replicates}
         lacks_stream = study.stream and len(recorded(name, "stream")) < study.replicates
         if "profile" in manifest and closed["shapes"] == closed["planned"] and not lacks_stream:
@@ -215,42 +197,27 @@ def close_early(name: str) -> None:
         finish(name, {"profile": uncounted} | manifest | {"closed_early": closed})
 
 
-def _close(name: str, target: Path, more: Manifest) -> None:
-    tables, manifest = tables_of_parts(name), read_manifest(name)
+def _close(name: str, more: Manifest) -> None:
+    target, tables, manifest = folder(name), tables_of_parts(name), read_manifest(name)
     # The machine's clock may have been set back since.
     finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
     manifest |= more | {"complete": True, "finished": finished, "files": {}}
     judge(tables, manifest, target / PARTS)
     for table, rows in tables.items():
-        path = target / f"{table}.parquet"
-        content = _packed(rows.reset_index(drop=True))
-        write_atomically(path, content)
-        manifest["files"][path.name] = hashlib.sha256(content).hexdigest()
+        content = _packed(rows.drop(columns=PLACE))
+        write_atomically(target / f"{table}.parquet", content)
+        manifest["files"][f"{table}.parquet"] = hashlib.sha256(content).hexdigest()
     _write_manifest(target, manifest)
 
 
 def _packed(frame: pd.DataFrame) -> bytes:
     # No time occurs twice, so a dictionary of them would be longer than the column.
-    times = [column for column in frame.columns if column == "started_s"]
-    buffer = io.BytesIO()
-    frame.to_parquet(
-        buffer,
-        index=False,
-        compression="zstd",
-        compression_level=19,
-        use_dictionary=[column for column in frame.columns if column not in times],
-        column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
-    )
-    return buffer.getvalue()
+    others, times = [name for name in frame if name != "started_s"], [name for name in frame if name == "started_s"]
+    encoding = {"use_dictionary": others, "column_encoding": dict.fromkeys(times, "BYTE_STREAM_SPLIT")}
+    return frame.to_parquet(index=False, compression="zstd", compression_level=19, **encoding)
 
 
 def _write_manifest(target: Path, manifest: Manifest) -> None:
     body = {key: value for key, value in manifest.items() if key != "seal"}
     sealed = body | {"seal": documents.digest(body)}
     write_atomically(target / "manifest.json", json.dumps(sealed, indent=1).encode() + b"\n")
-
-
-def _drafts(name: str) -> list[str]:
-    """Names of temporary files that a killed process had not yet renamed."""
-    files = ["manifest.json", BEGUN, *(f"{table}.parquet" for table in TABLES)]
-    return [path.name for file in files for path in folder(name).glob(f".{file}.*.tmp")]

@@ -40,11 +40,7 @@ def parts(name: str) -> tuple[str, str]:
 
 
 def file(name: str) -> Path:
-    """The file of a function's module; nothing is imported.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The file of a function's module; nothing is imported. Raises UserError if there is none."""
     module, _ = parts(name)
     *packages, last = module.split(".")
     folders = [Path(entry) for entry in (*sys.path, *filter(None, [_folder()]))]

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterator
 
 from attnlab.study.shapes import Shape
 
@@ -20,41 +19,31 @@ def draw(count: int, seed: int) -> list[Shape]:
     Lengths and batches are drawn evenly over doublings: 16 to 8192 queries, up to 32,768 keys, 1 to 64 sequences.
     Heads, heads that share keys and values, head_dim, dtype and mask are drawn evenly of those that models have.
     """
+    source = random.Random(seed)
     found: dict[Shape, None] = {}
-    for shape in _shapes(random.Random(seed)):
+    while len(found) < count:
+        shape = _shape(source)
         if shape.flops <= MOST_FLOPS and shape.bytes <= MOST_BYTES:
             found[shape] = None
-        if len(found) == count:
-            break
     return list(found)
 
 
-def _shapes(source: random.Random) -> Iterator[Shape]:
-    while True:
-        keys, queries = _lengths(source)
-        sharing = source.choice((1, 1, 2, 4, 8))
-        kv_heads = source.choice((1, 2, 3, 4, 6, 8, 12, 16))
-        yield Shape(
-            _log_uniform(source, 1, 64),
-            kv_heads * sharing,
-            queries,
-            source.choice((64, 128)),
-            source.random() < 0.5 or 1 < queries < keys,
-            source.choice(("float16", "bfloat16")),
-            kv_heads=kv_heads,
-            kv_len=keys,
-        )
+def _shape(source: random.Random) -> Shape:
+    def log_uniform(least: int, most: int) -> int:
+        return round(math.exp(source.uniform(math.log(least), math.log(most))))
 
-
-def _lengths(source: random.Random) -> tuple[int, int]:
-    """The number of keys, and of queries."""
     (kind,) = source.choices(list(QUERIES), weights=list(QUERIES.values()))
-    if kind == "all":
-        keys = _log_uniform(source, 16, 8192)
-        return keys, keys
-    keys = _log_uniform(source, 512, 32768)
-    return keys, _log_uniform(source, 1, FEW) if kind == "few" else _log_uniform(source, FEW, keys)
-
-
-def _log_uniform(source: random.Random, least: int, most: int) -> int:
-    return round(math.exp(source.uniform(math.log(least), math.log(most))))
+    keys = log_uniform(16, 8192) if kind == "all" else log_uniform(512, 32768)
+    queries = keys if kind == "all" else log_uniform(*((1, FEW) if kind == "few" else (FEW, keys)))
+    sharing = source.choice((1, 1, 2, 4, 8))
+    kv_heads = source.choice((1, 2, 3, 4, 6, 8, 12, 16))
+    return Shape(
+        log_uniform(1, 64),
+        kv_heads * sharing,
+        queries,
+        source.choice((64, 128)),
+        source.random() < 0.5 or 1 < queries < keys,
+        source.choice(("float16", "bfloat16")),
+        kv_heads=kv_heads,
+        kv_len=keys,
+    )

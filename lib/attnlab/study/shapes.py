@@ -22,11 +22,11 @@ class Shape:
             query heads.
         kv_len: number of keys; 0, the default, for as many as queries. A causal mask is aligned to the end: the last
             query sees all keys, as where the first keys come from a cache.
-        lengths: ``equal``, or ``spread``: the sequences of the batch lie end to end without padding, and the i-th of B
-            has i/B of `seq_len` tokens, rounded up.
+        lengths: ``equal``, or ``spread``: sequences end to end without padding, the i-th of B with i/B of `seq_len`
+            tokens, rounded up.
         direction: ``forward``, or ``training``: the forward and the backward pass, with the gradients of Q, K and V.
-        layout: ``heads first``, contiguous tensors; or ``tokens first``: the heads of a token lie beside each other, as
-            a model's projections leave them, and the tensors are transposed views of that.
+        layout: ``heads first``, contiguous tensors; or ``tokens first``, transposed views of (B, S, H, D), as a model's
+            projections leave them.
         scale: the factor of the scores; 0, the default, for 1/√D.
         values: the kind of numbers in Q, K and V (`attnlab.study.values`).
 
@@ -51,52 +51,53 @@ class Shape:
     AXES: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
-        for axis in ("batch", "heads", "seq_len", "head_dim"):
-            _require_size(axis, getattr(self, axis), least=1)
-        for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
-            _require_size(axis, getattr(self, axis), least=0)
-            object.__setattr__(self, axis, getattr(self, axis) or getattr(self, like))
+        for axis, least in zip(self.AXES[:4] + self.AXES[6:8], (1, 1, 1, 1, 0, 0), strict=True):
+            size = getattr(self, axis)
+            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+                raise ValueError(f"{axis} must be a positive integer, not {size!r}")
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "kv_len", self.kv_len or self.seq_len)
         if not isinstance(self.causal, bool):
             raise ValueError(f"causal must be true or false, not {self.causal!r}")
         known = {"dtype": tuple(BYTES_PER_ELEMENT), "lengths": LENGTHS, "direction": DIRECTIONS, "layout": LAYOUTS}
         for axis, words in known.items():
-            word = getattr(self, axis)
-            if not isinstance(word, str) or word not in words:
+            if (word := getattr(self, axis)) not in words:
                 raise ValueError(f"unknown {axis} {word!r}; known are {', '.join(words)}")
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not 0 <= self.scale < math.inf:
             raise ValueError(f"scale must be a number above 0, or 0 for 1/√D, not {self.scale!r}")
         object.__setattr__(self, "scale", float(self.scale))
         if not isinstance(self.values, str):
             raise ValueError(f"values must be the name of a kind, not {self.values!r}")
-        kinds.split(self.values)
-        self._require_axes_that_go_together()
+        for said, is_wrong in self._axes_that_do_not_go_together().items():
+            if is_wrong:
+                raise ValueError(said)
 
-    def _require_axes_that_go_together(self) -> None:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads must divide heads, and {self.kv_heads} doesn't divide {self.heads}")
-        if self.lengths == "spread":
-            for axis, plain in (("direction", "forward"), ("layout", "heads first"), ("scale", 0.0)):
-                if getattr(self, axis) != plain:
-                    raise ValueError(f"lengths: spread is for {axis}: {plain}")
-            if kinds.placed(self.values):
-                raise ValueError(f"values: {self.values} is for lengths: equal")
-        if self.head_dim < 8 and kinds.split(self.values)[0] == "positional":
-            raise ValueError(f"values: {self.values} is for a head_dim of at least 8, not {self.head_dim}")
-        if self.direction == "training" and self.values != kinds.NORMAL:
-            raise ValueError(f"direction: training is for values: {kinds.NORMAL}")
-        if self.kv_len == self.seq_len:
-            return
-        for axis, plain in (("lengths", "equal"), ("direction", "forward")):
-            if getattr(self, axis) != plain:
-                stated = f"{axis}: {getattr(self, axis)}"
-                raise ValueError(f"{stated} needs as many keys as queries, not {self.kv_len} for {self.seq_len}")
-        if self.causal and self.kv_len < self.seq_len:
-            raise ValueError(f"causal: true needs no fewer keys than queries, not {self.kv_len} for {self.seq_len}")
+    def _axes_that_do_not_go_together(self) -> dict[str, object]:
+        kind, _ = kinds.split(self.values)
+        spread, training, other_keys = (
+            self.lengths == "spread",
+            self.direction == "training",
+            self.kv_len != self.seq_len,
+        )
+        counts = f"{self.kv_len} for {self.seq_len}"
+        return {
+            f"kv_heads must divide heads, and {self.kv_heads} doesn't divide {self.heads}": self.heads % self.kv_heads,
+            "lengths: spread is for direction: forward": spread and training,
+            "lengths: spread is for layout: heads first": spread and self.layout != LAYOUTS[0],
+            "lengths: spread is for scale: 0.0": spread and self.scale,
+            f"values: {self.values} is for lengths: equal": spread and kinds.KINDS[kind].placed,
+            f"values: {self.values} is for a head_dim of at least 8, not {self.head_dim}": self.head_dim < 8
+            and kind == "positional",
+            f"direction: training is for values: {kinds.NORMAL}": training and kind != kinds.NORMAL,
+            f"lengths: spread needs as many keys as queries, not {counts}": spread and other_keys,
+            f"direction: training needs as many keys as queries, not {counts}": training and other_keys,
+            f"causal: true needs no fewer keys than queries, not {counts}": self.causal and self.kv_len < self.seq_len,
+        }
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
-        special = "".join(f" {word}" for word in self.special)
-        return f"B={self.batch} H={self.heads} S={self.seq_len} D={self.head_dim} {mask} {self.dtype}{special}"
+        sizes = f"B={self.batch} H={self.heads} S={self.seq_len} D={self.head_dim}"
+        return " ".join([sizes, mask, self.dtype, *self.special])
 
     @property
     def label(self) -> str:
@@ -127,11 +128,6 @@ class Shape:
     def plain(self) -> "Shape":
         """The same shape with standard normal values: shapes that differ in their values alone have it in common."""
         return replace(self, values=kinds.NORMAL)
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether it counts in what is said over shapes or kinds: zeros, which no program has, show what power does."""
-        return self.values != kinds.ZEROS
 
     @property
     def rows(self) -> int:
@@ -206,8 +202,3 @@ class Shape:
 
 
 Shape.AXES = tuple(field.name for field in fields(Shape))
-
-
-def _require_size(axis: str, size: object, least: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < least:
-        raise ValueError(f"{axis} must be a positive integer, not {size!r}")

@@ -1,7 +1,7 @@
 """A study: the cases of a run, its baseline, and how they are timed."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import product
@@ -24,12 +24,10 @@ Block = dict[str, Any]
 LONGEST = 200
 """The most characters of a name or a title."""
 Line = Annotated[str, Field(max_length=LONGEST, pattern=r"^[^\r\n]+$")]
-LARGEST_FILE = 2**18
-"""The most bytes of a study's file; YAML of more takes longer to be read than anyone waits."""
-MOST_SHAPES = 10_000
-"""The most shapes that the sweeps of a study may state; multiplying out many more takes longer than anyone waits."""
+LARGEST_FILE, MOST_SHAPES = 2**18, 10_000
+"""The most bytes of a study's file, and shapes of its sweeps; more take longer to be read than anyone waits."""
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
-"""Beyond these, a run would take years, or be too large to be read."""
+"""With more, a run would take years, or be too large to be read."""
 FILES = (".yaml", ".yml")
 """The ends of a path to a study; what ends otherwise is a name in studies/."""
 TRACED = 4
@@ -82,17 +80,10 @@ class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Study(BaseModel, extra="forbid", frozen=True, strict=True):
-    """What a run measures, as a file in studies/ states it.
+    """What a run measures, as a file in studies/ states it; docs/studies.md explains each field.
 
-    Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
-    not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
-    multiplied out, and ``values: all`` is read as the list of all that are timed by default, so that a run records
-    these. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. A step of an
-    implementation (its import, its first call, a check) that takes longer than `time_limit_s` is ended with its
-    process, and fails the case. With `panel`, a run on a GPU takes, after its first replicate, a panel that times the
-    same calls with every available clock, and loads without pause; this takes minutes. After its shapes, a replicate
-    answers `stream` requests of random shapes.
-    Captured values come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
+    ``values: all`` is read as the list of all that are timed by default, so that a run records these. The shapes
+    `drawn` follow those of the sweeps, and belong to none.
     """
 
     name: Annotated[str, Field(max_length=LONGEST, pattern=rf"^{PLAIN}$", min_length=1)]
@@ -117,33 +108,45 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     @field_validator("sweeps", mode="before")
     @classmethod
     def _are_spelled_out(cls, sweeps: Any) -> Any:
-        return _spelled_out(sweeps)
+        """Sweeps as lists of mappings, with the list of standard values in place of ``values: all``."""
+
+        def spelled(block: Any) -> Any:
+            stated = block.get("values") if isinstance(block, dict) else None
+            return block | {"values": list(kinds.STANDARD)} if stated in (kinds.ALL, [kinds.ALL]) else block
+
+        if not isinstance(sweeps, dict):
+            return sweeps
+        return {name: [*map(spelled, each if isinstance(each, list) else [each])] for name, each in sweeps.items()}
 
     @model_validator(mode="after")
-    def _names_and_shapes_are_known(self, information: ValidationInfo) -> "Study":
+    def _agrees(self, information: ValidationInfo) -> "Study":
         named = [*self.implementations, self.baseline]
         known = information.context or implementations.known(named)
         for name in named:
             implementations.require(name, known)
+        for said in self._contradictions():
+            raise UserError(said)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
         if self.baseline not in self.implementations:
-            raise UserError(f"the baseline {self.baseline} is not among the implementations")
+            yield f"the baseline {self.baseline} is not among the implementations"
         for word, values in (("an implementation", self.implementations), ("a timing", self.timings)):
             if len(set(values)) < len(values):
-                raise UserError(f"{word} is listed twice")
-        stated = sum(
-            math.prod(map(len, _stated(block).values())) for blocks in self.sweeps.values() for block in blocks
-        )
+                yield f"{word} is listed twice"
+        blocks = [block for sweep in self.sweeps.values() for block in sweep]
+        stated = sum(math.prod(len(each) for each in block.values() if isinstance(each, list)) for block in blocks)
         if stated > MOST_SHAPES:
-            raise UserError(f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
+            yield f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values"
         for name in self.sweeps:
             if not name.strip() or len(name) > LONGEST or not is_name(name):
                 plain = "letters, digits, blanks and . , : ; / + - ( ) @ = ' %"
-                raise UserError(f"sweeps: {name[:LONGEST]!r} is no name of 1 to {LONGEST} characters: {plain}")
+                yield f"sweeps: {name[:LONGEST]!r} is no name of 1 to {LONGEST} characters: {plain}"
         if self.target_shape not in self.shapes:
-            raise UserError(f"no sweep holds the target {self.target_shape}")
-        if lacking := [shape for shape in self.counted_shapes if shape not in self.shapes]:
-            raise UserError(f"counted: no sweep holds {lacking[0]}")
-        return self
+            yield f"no sweep holds the target {self.target_shape}"
+        for shape in self.counted_shapes:
+            if shape not in self.shapes:
+                yield f"counted: no sweep holds {shape}"
 
     @property
     def subjects(self) -> list[str]:
@@ -165,10 +168,6 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
         others = [_shape(block, f"counted.{number}") for number, block in enumerate(self.counted)]
         return list(dict.fromkeys([self.target_shape, *others]))
 
-    def sweep(self, name: str) -> list[Shape]:
-        """The shapes of one sweep, in the order stated."""
-        return [shape for block in self.sweeps[name] for shape in _multiply_out(block, f"sweeps.{name}")]
-
     @cached_property
     def drawn_shapes(self) -> list[Shape]:
         """The shapes drawn at random, on each of their kinds of values."""
@@ -180,7 +179,8 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     @cached_property
     def swept_shapes(self) -> list[Shape]:
         """The shapes of all sweeps, each once, in the order in which they are first stated."""
-        return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
+        named = ((f"sweeps.{name}", block) for name, blocks in self.sweeps.items() for block in blocks)
+        return list(dict.fromkeys(shape for where, block in named for shape in _multiply_out(block, where)))
 
     @cached_property
     def shapes(self) -> list[Shape]:
@@ -218,11 +218,7 @@ def load(name: str | Path) -> Study:
         raise UserError(f"{where} is not valid YAML: {words}") from None
     if not isinstance(stated, dict):
         raise UserError(f"{where} must be a mapping with the fields of a study")
-    study = parse({"name": path.stem, **stated}, where)
-    for name in study.sweeps:
-        if wrong := _misnamed(name, study.sweep(name)):
-            raise UserError(f"{where}: sweeps: {wrong}: rename it")
-    return study
+    return parse({"name": path.stem, **stated}, where)
 
 
 def modules_beside(name: str) -> AbstractContextManager[None]:
@@ -235,19 +231,6 @@ def modules_beside(name: str) -> AbstractContextManager[None]:
 
 def _path(name: str | Path) -> Path:
     return Path(name) if str(name).endswith(FILES) else paths.STUDIES / f"{name}.yaml"
-
-
-def _misnamed(name: str, shapes: list[Shape]) -> str:
-    """How a sweep's name, by which the pages show it, contradicts its shapes; "" if it does not."""
-    axis = name.split()[-1]
-    if axis in Shape.AXES and len({getattr(shape, axis) for shape in shapes}) == 1 < len(set(shapes)):
-        return f"{name!r} does not vary {axis!r}"
-    masks = {shape.causal for shape in shapes}
-    if name.startswith("causal") and False in masks:
-        return f"{name!r} holds shapes without a causal mask"
-    if name == "seq_len" and True in masks:
-        return f"{name!r} holds causal shapes, whose sweep is 'causal seq_len'"
-    return ""
 
 
 def parse(stated: dict[str, Any], where: str, known: Collection[str] = ()) -> Study:
@@ -264,28 +247,12 @@ def parse(stated: dict[str, Any], where: str, known: Collection[str] = ()) -> St
 
 
 def recorded(manifest: dict[str, Any]) -> Study:
-    """The study of a run. It may name kernels that are not on the ladder here, or no longer."""
+    """The study of a run. It may name kernels that are not on the ladder here."""
     return parse(manifest["study"], manifest["name"], manifest["study"]["implementations"])
 
 
-def _spelled_out(sweeps: Any) -> Any:
-    """Sweeps as lists of mappings, with the list of standard values in place of ``values: all``.
-
-    What is no sweep stays as it is.
-    """
-
-    def spelled(block: Any) -> Any:
-        stated = block.get("values") if isinstance(block, dict) else None
-        return block | {"values": list(kinds.STANDARD)} if stated in (kinds.ALL, [kinds.ALL]) else block
-
-    if not isinstance(sweeps, dict):
-        return sweeps
-    lists = {name: [blocks] if isinstance(blocks, dict) else blocks for name, blocks in sweeps.items()}
-    return {name: [*map(spelled, blocks)] if isinstance(blocks, list) else blocks for name, blocks in lists.items()}
-
-
 def _multiply_out(block: Block, where: str) -> list[Shape]:
-    axes = _stated(block)
+    axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
     if empty := [axis for axis, values in axes.items() if not values]:
         raise UserError(f"{where}: the axis {empty[0]!r} has no values")
     return [_shape(dict(zip(axes, values, strict=True)), where) for values in product(*axes.values())]
@@ -298,11 +265,6 @@ def sweep(**axes: Any) -> list[Shape]:
     """
     several = (list, tuple, range)
     return _multiply_out({axis: [*one] if isinstance(one, several) else one for axis, one in axes.items()}, "sweep")
-
-
-def _stated(block: Block) -> dict[str, list[Any]]:
-    """The values of each axis that a block of a sweep states."""
-    return {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
 
 
 def _shape(axes: Block, where: str) -> Shape:

@@ -3,82 +3,60 @@
 A kind is an axis of a shape, so that whatever keeps one shape apart from another (rounds, gates, families of tests,
 figures) also keeps kinds apart, and a comparison never mixes them.
 
-What an implementation takes may depend on the scores: on how large they are, and where a row's largest one lies. V
+The latency of an implementation may depend on the scores: on their size, and on the place of a row's largest one. V
 doesn't matter to the softmax, and is standard normal unless a kind says otherwise.
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CAPTURED = "captured"
 CAPTURED_FILE = "data/captured/small.safetensors"
 """The file, from the project's root, that captured values come from where a study names none."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of values.
 
     Attributes:
-        about: what they are; `{}` stands for the amount or the name that a kind is stated with.
-        source: who describes or uses them; may be empty.
         stated: the words, after the name, with which it is timed by default; "" for a kind that takes none.
         placed: whether a score depends on the places of its query and its key.
     """
 
-    about: str
-    source: str = ""
     stated: tuple[str, ...] = ("",)
     placed: bool = False
 
 
 KINDS = {
-    "normal": Kind("Q, K and V are standard normal, so that scores have a standard deviation of 1"),
-    "sd": Kind("standard normal, and Q is multiplied by {}: scores have this standard deviation", "", ("2", "4", "6")),
-    "sink": Kind(
-        "the first key attracts every query by {} nats; else normal",
-        "Xiao et al. 2024, Efficient streaming language models with attention sinks, section 3",
-        ("8", "13"),
-        placed=True,
-    ),
-    "positional": Kind(
-        "like positions attract, by at most {} nats: D/8 frequencies, from 1 down to 1/10,000 per key; else normal",
-        "the frequencies are those of rotary embeddings (Su et al. 2021, section 3.2.2)",
-        ("25",),
-        placed=True,
-    ),
-    "rising": Kind(
-        "scores rise evenly over the keys, by {} nats from the first to the last; else normal", "", ("24",), True
-    ),
-    "falling": Kind("scores fall evenly over the keys, by {} nats; else normal", "", ("24",), True),
-    "scales": Kind(
-        "standard normal, and Q is multiplied by a factor for each head, from 1/4 to 8, evenly in its logarithm, and "
-        "by one for each row, log-normal with a deviation of 0.5"
-    ),
-    "outliers": Kind(
-        "each element of Q, K and V is N(0, 1) + N(0, 100) · Bernoulli(0.001)",
-        "Shah et al. 2024 (FlashAttention-3), section 4.3",
-    ),
-    "offset": Kind(
-        "{} is added to V, so that its columns have this mean and what an accumulator holds grows with the keys; else "
-        "normal",
-        "",
-        ("1",),
-    ),
-    CAPTURED: Kind(
-        "Q, K and V of the layer “{}” of a trained model, from a file; columns change their signs at random, those of "
-        "Q and K alike",
-        "tools/capture.py, or a file of one's own",
-        ("early", "middle", "late"),
-        placed=True,
-    ),
-    "zeros": Kind(
-        "Q and K are zeros, and V holds one number a column: what power alone does",
-        "He 2024, Strangely, matrix multiplications on GPUs run faster when given “predictable” data",
-    ),
+    # Q, K and V are standard normal, so that scores have a standard deviation of 1.
+    "normal": Kind(),
+    # Q is multiplied, so that scores have this standard deviation.
+    "sd": Kind(("2", "4", "6")),
+    # The first key attracts every query by so many nats (Xiao et al. 2024, Efficient streaming language models with
+    # attention sinks, section 3).
+    "sink": Kind(("8", "13"), placed=True),
+    # Like positions attract, by at most so many nats: D/8 frequencies, from 1 down to 1/10,000 per key, which are those
+    # of rotary embeddings (Su et al. 2021, section 3.2.2).
+    "positional": Kind(("25",), placed=True),
+    # Scores rise or fall evenly over the keys, by so many nats from the first to the last.
+    "rising": Kind(("24",), placed=True),
+    "falling": Kind(("24",), placed=True),
+    # Q is multiplied by a factor for each head, from 1/4 to 8, evenly in its logarithm, and by one for each row,
+    # log-normal with a deviation of 0.5.
+    "scales": Kind(),
+    # Each element of Q, K and V is N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, section 4.3).
+    "outliers": Kind(),
+    # So much is added to V: its columns have this mean, and the sums over keys grow with the keys.
+    "offset": Kind(("1",)),
+    # Q, K and V of this layer of a trained model, from a file that tools/capture.py or a user wrote. Columns change
+    # their signs at random, those of Q and K alike.
+    CAPTURED: Kind(("early", "middle", "late"), placed=True),
+    # Q and K are zeros, and V holds one number a column: the effect of power alone (He 2024, Strangely, matrix
+    # multiplications on GPUs run faster when given “predictable” data).
+    "zeros": Kind(),
 }
 NORMAL, ZEROS = "normal", "zeros"
-STANDARD = tuple(" ".join(filter(None, (name, word))) for name, kind in KINDS.items() for word in kind.stated)
+STANDARD = tuple(f"{name} {word}".strip() for name, kind in KINDS.items() for word in kind.stated)
 """The values that ``values: all`` in a study stands for."""
 ALL = "all"
 _AMOUNT = re.compile(r"[0-9]{1,4}(\.[0-9]+)?")
@@ -91,11 +69,10 @@ def split(values: str) -> tuple[str, str]:
     Raises:
         ValueError: no kind is stated so; the message says which are.
     """
-    name, _, word = values.partition(" ")
+    name, blank, word = values.partition(" ")
     if name in KINDS:
         takes = KINDS[name].stated != ("",)
-        pattern = _LAYER if name == CAPTURED else _AMOUNT
-        if values == f"{name} {word}".strip() and bool(word) == takes and (not word or pattern.fullmatch(word)):
+        if (_LAYER if name == CAPTURED else _AMOUNT).fullmatch(word) if takes else not blank:
             return name, word
     raise ValueError(f"unknown values {values!r}; known are {', '.join(STANDARD)}, or other amounts")
 
@@ -103,9 +80,3 @@ def split(values: str) -> tuple[str, str]:
 def placed(values: str) -> bool:
     """Whether a score depends on the places of its query and its key."""
     return KINDS[split(values)[0]].placed
-
-
-def about(values: str) -> str:
-    """What they are, in words."""
-    name, word = split(values)
-    return KINDS[name].about.format(word)
