@@ -15,6 +15,7 @@ from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measuring.fp8 import accuracy, quantizing
 from attnlab.measuring.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
+from attnlab.measuring.gate.check import Deviation
 from attnlab.measuring.subjects import oracle
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
@@ -199,9 +200,9 @@ def test_the_published_costs_are_what_is_computed():
 def test_a_deviation_is_the_root_of_the_mean_square_and_the_largest():
     exact = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
     output = torch.tensor([3.0, -4.0, 0.0, 0.0]).view(exact.shape)
-    assert accuracy.Deviation.between(output, exact) == accuracy.Deviation(2.5, 4.0)
+    assert Deviation.between(output, exact) == Deviation(2.5, 4.0)
     output[..., 0] = math.nan
-    assert accuracy.Deviation.between(output, exact) == accuracy.Deviation(math.inf, math.inf)
+    assert Deviation.between(output, exact) == Deviation(math.inf, math.inf)
 
 
 # The kernel

@@ -17,7 +17,7 @@ import attnlab
 from attnlab.measuring.gate import ordering
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import inspection
-from attnlab.measuring.peers import cudnn
+from attnlab.measuring.peers import frontend
 from attnlab.measuring.subjects import inputs, registry
 from attnlab.measuring.subjects.implementation import Unsupported, attempt
 from attnlab.measuring.subjects.sdpa import REGISTRY
@@ -187,7 +187,7 @@ def test_flashinfer_passes_where_it_is_installed(shape):
 def cudnn_by_its_frontend():
     """The peer; skips where its package isn't installed."""
     try:
-        cudnn.installed(GPU)
+        frontend.installed(GPU)
     except Unsupported as error:
         pytest.skip(str(error))
     return registry.find("peer.cudnn")

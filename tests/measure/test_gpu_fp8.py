@@ -6,8 +6,8 @@ from conftest import timed
 
 import attnlab
 from attnlab.base.rules import GATE_FACTOR
-from attnlab.measuring.fp8 import accuracy, quantizing, subjects
-from attnlab.measuring.fp8.quantize import E4M3, LARGEST, ROTATED, Quantized, quantize
+from attnlab.measuring.fp8 import accuracy, kernel, quantizing, subjects
+from attnlab.measuring.fp8.quantize import E4M3, LARGEST, Quantized, quantize
 from attnlab.measuring.gate.check import Error
 from attnlab.measuring.subjects import inputs, oracle, outputs, registry
 from attnlab.measuring.subjects.implementation import Unsupported
@@ -51,9 +51,8 @@ def drawn(shape, seed=0, scales="head"):
 
 
 def launch(given, causal=True, dtype=torch.float16, of_output=()):
-    kernel = subjects.rung()
     tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
-    return kernel.of_scales(*tensors, (*scales, *of_output), causal, None, dtype)
+    return kernel.rung().of_scales(*tensors, (*scales, *of_output), causal, None, dtype)
 
 
 def require_near(given, causal, output):
@@ -258,7 +257,7 @@ def test_what_is_quantised_follows_what_is_drawn(head_dim, rotated, served, monk
         monkeypatch.setattr(quantizing, "serves", lambda *_: False)
     shape = Shape(2, 8, 512, head_dim)
     windows = inputs.Windows(shape, GPU, 5)
-    rounded = windows.rounded(f"head{ROTATED * rotated}")
+    rounded = subjects.InE4M3(rotated=rotated).rounded(windows)
     for seed in (1, 2):
         windows.draw(seed)
         rounded.refresh()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnlab.base.errors import UserError
-from attnlab.measuring.fp8 import accuracy, subjects
+from attnlab.measuring.fp8 import accuracy, kernel
 from attnlab.measuring.fp8.quantize import E4M3, Quantized
 from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects.implementation import Unsupported
@@ -42,7 +42,7 @@ def attend(
         return torch.empty_like(q, dtype=dtype)
     if q.is_cuda:
         with suppress(Unsupported, UserError):
-            return subjects.rung().of_scales(q, k, v, scales, causal, scale, dtype)
+            return kernel.rung().of_scales(q, k, v, scales, causal, scale, dtype)
     of_output = scales[3] if dtype == E4M3 else None
     given = zip((q, k, v), scales, strict=False)
     queries, keys, values = (Quantized(tensor, scaling, tensor.shape[2]) for tensor, scaling in given)

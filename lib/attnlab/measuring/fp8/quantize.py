@@ -22,8 +22,6 @@ FIRST_E4M3 = (8, 9)
 """The compute capability from which on tensor cores multiply such numbers."""
 SCALES = ("tensor", "head", "block")
 """What has a scale of its own: a tensor, each head of each sequence, or each block of a head's rows."""
-ROTATED = ", rotated"
-"""After one of these, in the name of a rounding: Q and K are rotated first."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -82,14 +80,6 @@ def quantize(
         turned = (rotate(q), rotate(k), v) if rotated else tensors
         found = [_quantized(tensor, scales, 64 if rows is None else rows) for tensor in turned]
     return found[0], found[1], found[2]
-
-
-def rounded(q: Tensor, k: Tensor, v: Tensor, rounding: str) -> tuple[Quantized, Quantized, Quantized]:
-    """Q, K and V in e4m3 by the name of a rounding: one of `SCALES`, followed by `ROTATED` where Q and K are rotated.
-
-    Products of rotated rows are those of the rows, so that attention of the dequantised tensors needs no turning back.
-    """
-    return quantize(q, k, v, rounding.removesuffix(ROTATED), rotated=rounding.endswith(ROTATED))
 
 
 def rotates(head_dim: int) -> bool:

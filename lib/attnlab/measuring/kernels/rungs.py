@@ -3,7 +3,7 @@
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +20,6 @@ from attnlab.measuring.kernels.launch import (
     MappedPointers,
     Maps,
     Pointers,
-    ScaledLaunch,
-    ScaledMaps,
     SplitLaunch,
     early,
     layout,
@@ -140,6 +138,9 @@ def needs(prepared: Prepared) -> dict[str, Any]:
 class Kernel(Launcher):
     """A rung of the ladder."""
 
+    launch_type: type[Launch] = Launch
+    maps_type: type[Maps] = Maps
+
     def __init__(self, rung: Rung) -> None:
         super().__init__()
         self.rung = rung
@@ -149,38 +150,6 @@ class Kernel(Launcher):
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         dtype, tile = _served(self.rung, q, k, v, causal, scale)
         return self._ready(dtype, tile, q, k, v, causal, scale)
-
-    def of_scales(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scales: Sequence[Tensor],
-        causal: bool,
-        scale: float | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """Launch it for tensors in e4m3; `scales` and `dtype` as for `ScaledLaunch.of_scales`; raises as `prepare`."""
-        if len(scales) != 3 + (dtype == torch.float8_e4m3fn):
-            raise Unsupported(f"{self.rung.name} takes the scales of Q, K and V, and that of an output in e4m3 alone")
-        launch = self.prepared_scaled(q, k, v, causal, scale, dtype).launch
-        assert isinstance(launch, ScaledLaunch)
-        return launch.of_scales(q, k, v, scales, dtype)
-
-    def prepared_scaled(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
-    ) -> Prepared:
-        """The launch for such tensors in e4m3, which is kept; raises as `prepare`."""
-        key = (layout(q, k, v, causal, scale), dtype)
-        return self._prepared.get(key) or self._keep(key, self._prepare_scaled(q, k, v, causal, scale, dtype))
-
-    def _prepare_scaled(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
-    ) -> Prepared:
-        name, tile = str(dtype).removeprefix("torch."), _tile(self.rung, q, k, v, causal, scale)
-        if name not in self.rung.dtypes:
-            raise Unsupported(f"{self.rung.name} gives {', '.join(self.rung.dtypes)}, not {name}")
-        return self._ready(name, tile, q, k, v, causal, scale)
 
     def _ready(
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
@@ -200,15 +169,13 @@ class Kernel(Launcher):
                 ctas = _resident(rung, tile, ctas, _held(compiled, device), causal)
             encoded = _encoded(rung, tile, q, k, v, dtype)
             scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
-            launch = (ScaledLaunch if rung.scaled else Launch)(
+            launch = self.launch_type(
                 compiled.function.kernel.ptr,
                 ctas,
                 tile.threads,
                 tile.shared_bytes,
                 device,
-                partial(ScaledMaps if rung.scaled else Maps, encoded, scalars)
-                if encoded
-                else partial(Pointers, scalars),
+                partial(self.maps_type, encoded, scalars) if encoded else partial(Pointers, scalars),
                 partial(_failure, rung, tile, compiled.expression),
             )
         return Prepared(launch, compiled, tile)
@@ -387,14 +354,14 @@ def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
     if rung.scaled:
         raise Unsupported(f"{rung.name} takes Q, K and V in e4m3 with their scales, as `attnlab.attend` does")
-    tile = _tile(rung, q, k, v, causal, scale)
+    tile = tile_for(rung, q, k, v, causal, scale)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
     if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
         raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
     return dtypes[0], tile
 
 
-def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tile:
+def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tile:
     """The tile for such inputs, whatever their dtype; raises Unsupported with the reason if the rung has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")

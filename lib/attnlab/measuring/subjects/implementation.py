@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from attnlab.measuring.fp8.quantize import Quantized, rounded
 from attnlab.measuring.watch import Spoiled
 from attnlab.study.shapes import Shape
 
@@ -44,6 +43,50 @@ class Broken(Exception):
     """An implementation can't be called at all: its kernel doesn't compile, or can't be launched as its entry says."""
 
 
+class Multiplied:
+    """The numbers that a call multiplies, by which the gate judges its output: here, its inputs as they are.
+
+    Attributes:
+        as_drawn: whether they are the inputs as they were drawn.
+    """
+
+    as_drawn = True
+
+    def __init__(self, given: Tensors) -> None:
+        self._given = given
+
+    def now(self) -> Tensors:
+        """Q, K and V, in training also the gradient of O, as they are now."""
+        return self._given
+
+    def composed(
+        self, attention: Attention, compared: Tensors, causal: bool, scale: float | None, heads: Tensor | None
+    ) -> Tensors:
+        """What torch operations return, whose errors are the framework's own: `attention` is composed of these.
+
+        Args:
+            compared: the numbers, or those of the `heads` that are compared, numbered over all batches.
+        """
+        return computed(attention, compared, causal)
+
+    def widened(self, output: Tensor) -> Tensor:
+        """An output as it is compared."""
+        return output
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Says what an implementation multiplies: here, its inputs as they are. FP8 has others (`fp8.subjects`)."""
+
+    def of(self, windows: Any, window: int = 0) -> Multiplied:
+        """The numbers of a window of `inputs.Windows`; raises Unsupported where there are none."""
+        return Multiplied(windows[window])
+
+    def reference(self, plain: "Implementation") -> "Implementation":
+        """An implementation that multiplies these, from one that multiplies its inputs as they are."""
+        return plain
+
+
 @dataclass(frozen=True)
 class Implementation:
     """Something that computes attention.
@@ -59,10 +102,7 @@ class Implementation:
             tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
         differentiable: whether autograd can differentiate `call`.
         repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
-        rounding: for what computes in FP8, how it rounds Q, K and V to e4m3, as `quantize.rounded` takes it; else "".
-            The gate holds it to what these e4m3 numbers stand for.
-        quantized: whether `call` takes each of Q, K and V as `Quantized`, rounded outside of what is timed, and the
-            output's dtype as the keyword `dtype`.
+        operands: what it multiplies. Its outputs are compared with attention of these.
     """
 
     name: str
@@ -72,29 +112,31 @@ class Implementation:
     ragged: Ragged | None = None
     differentiable: bool = True
     repeats: bool = False
-    rounding: str = ""
-    quantized: bool = False
+    operands: Operands = Operands()
 
-    def bound(self, given: Tensors, shape: Shape, in_e4m3: Sequence[Quantized] = ()) -> Callable[[], Any]:
+    def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
         """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.Windows` holds them.
 
         It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
         Unsupported.
-
-        Args:
-            in_e4m3: the inputs in e4m3, for what takes them so; by default they are rounded here, as they are now.
         """
         call = partial(self.call, scale=shape.scale) if shape.scale else self.call
         if shape.direction == "training":
             attention = call if self.differentiable else partial(_refused, f"{self.name} computes no gradients")
             return partial(with_gradients, attention, given, shape.causal)
-        q, k, v = given
         if shape.lengths == "spread":
             ragged = self.ragged or partial(_refused, f"{self.name} takes sequences of one length")
+            q, k, v = given
             return partial(ragged, q, k, v, shape.causal, shape.sequences)
-        if self.quantized:
-            return partial(call, *(in_e4m3 or rounded(q, k, v, self.rounding)), shape.causal, dtype=q.dtype)
-        return partial(call, q, k, v, shape.causal)
+        return partial(call, *given, shape.causal)
+
+    def on(self, windows: Any, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
+        """The call on a window of `inputs.Windows`, and a function that makes it see their values as they are now.
+
+        Raises:
+            Unsupported: it can't be called on such windows.
+        """
+        return lambda window: self.bound(windows[window], shape), lambda: None
 
 
 def _refused(reason: str, *_: Any) -> Tensor:
@@ -109,6 +151,11 @@ def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensor
     if not output.requires_grad:
         raise Unsupported("computes no gradients")
     return output.detach(), *torch.autograd.grad(output, (q, k, v), gradient)
+
+
+def computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
+    """O of Q, K and V; of these and the gradient of O also dQ, dK and dV."""
+    return with_gradients(attention, given, causal) if len(given) > 3 else (attention(*given, causal),)
 
 
 def by_sequence(
