@@ -211,9 +211,8 @@ def test_a_deviation_is_the_root_of_the_mean_square_and_the_largest():
 def test_the_quantising_kernel_compiles_for_hopper_and_takes_what_it_is_given(monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(quantizing.SOURCE.parent))
-    names = [
-        quantizing.expression(*which) for which in product(quantizing.ELEMENTS, quantizing.HEAD_DIMS, (False, True))
-    ]
+    which = zip(2 * [*quantizing.ELEMENTS], product(quantizing.HEAD_DIMS, (False, True)), strict=True)
+    names = [quantizing.expression(dtype, *both) for dtype, both in which]
     stated = ladders.rung(source=quantizing.SOURCE.name, function="quantize", architectures=["sm_90a"])
     rung = ladder.Rung.model_validate(stated)
     build = nvrtc.build(rung, "sm_90a", names)

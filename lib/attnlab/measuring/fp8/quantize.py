@@ -120,15 +120,12 @@ def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
         raise ValueError(f"quantising takes float16, bfloat16 and float32, not {tensor.dtype} of {list(tensor.shape)}")
     if rows < 1:
         raise ValueError(f"a block has at least one row, not {rows}")
-    length = tensor.shape[2]
-    given, rows = tensor.float(), rows if scales == "block" else length
-    unfit = ~given.isfinite()
+    length, given = tensor.shape[2], tensor.float()
+    rows, unfit = rows if scales == "block" else length, ~given.isfinite()
     largest = given.abs().masked_fill(unfit, 0.0).amax(-1)
+    largest = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows)).amax(-1)
     if scales == "tensor":
         largest = largest.amax().view(1, 1, 1)
-    else:
-        blocks = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows))
-        largest = blocks.amax(-1)
     # The least scale is the least normal number: a subnormal one may be 0, on devices that flush them or by dividing.
     # A scalar on the host would be multiplied by its reciprocal on a GPU.
     found = (largest / torch.full_like(largest, LARGEST)).clamp(min=torch.finfo(torch.float32).tiny)
@@ -138,5 +135,5 @@ def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
 
 
 def _of_each_row(scales: Tensor, rows: int, length: int) -> Tensor:
-    """The scale of each row, ``(batch, heads, length, 1)``; `scales` itself where there is one for all rows."""
+    """The scale of each row, ``(batch, heads, length, 1)``; of length 1 where there is one for all rows."""
     return scales.repeat_interleave(rows, dim=-1)[..., :length].unsqueeze(-1) if rows < length else scales.unsqueeze(-1)

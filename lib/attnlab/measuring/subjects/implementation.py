@@ -29,6 +29,7 @@ warnings.filterwarnings("ignore", message=PROTOTYPE)
 LONGEST_REASON = 300
 """The most characters of what a function of a user's own said."""
 NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
+"""A warning with these words says nothing of why a backend refuses."""
 
 
 class Unsupported(Exception):
@@ -167,7 +168,7 @@ def by_sequence(
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """The result of `work`, with the errors of an implementation sorted by what they mean.
+    """The result of `work`, with the errors of an implementation sorted by their meanings.
 
     Raises:
         Unsupported: the implementation or the framework refused; the message is its reason.
@@ -217,8 +218,7 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 @contextmanager
 def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
     """Inside, torch's warnings are collected in the list instead of shown."""
-    # torch issues each of its warnings once per process, but the second shape that is refused needs its reason too. For
-    # nested tensors it uses a logger.
+    # torch warns once per process, but the next shape that is refused needs its reason too. For nested tensors it logs.
     before, logger = torch.is_warn_always_enabled(), logging.getLogger(NESTED)
     torch.set_warn_always(True)
     logger.addFilter(_warned)
@@ -232,14 +232,11 @@ def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def _warned(record: logging.LogRecord) -> bool:
-    """Turn what is logged into a warning."""
     warnings.warn(record.getMessage(), stacklevel=1)
     return False
 
 
 def _reason(message: str, said: list[str]) -> str:
-    # torch explains itself in warnings: a heading for each backend ("... not used because:"), then its reasons. That a
-    # backend was not selected is no reason, nor is it that nested tensors are a prototype.
-    lines = [" ".join(text.split(" (Triggered", 1)[0].split()) for text in said]
-    reasons = [line for line in lines if not any(words in line for words in NO_REASON)]
-    return reasons[0] if reasons else message
+    # torch explains itself in warnings: a heading for each backend ("... not used because:"), then its reasons.
+    lines = (" ".join(text.split(" (Triggered", 1)[0].split()) for text in said)
+    return next((line for line in lines if not any(words in line for words in NO_REASON)), message)
