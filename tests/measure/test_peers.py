@@ -9,8 +9,10 @@ from torch import Tensor
 from attnlab.measuring.fp8 import cudnn as in_fp8
 from attnlab.measuring.fp8.quantize import E4M3, quantize
 from attnlab.measuring.peers import cudnn, flashinfer, frontend, plans
+from attnlab.measuring.subjects import registry
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.measuring.subjects.sdpa import sdpa
+from attnlab.study import implementations
 
 STREAM = 7
 REFUSES = "refuses to be built"
@@ -284,6 +286,11 @@ def test_every_way_without_a_copy_gives_the_same(monkeypatch, q, k, tried):
 
 
 # What isn't there is said
+
+
+def test_every_peer_is_found_by_its_name():
+    assert [registry.find(name).name for name in implementations.PEERS] == list(implementations.PEERS)
+    assert registry.find(implementations.control("peer.flex")).call is registry.find("peer.flex").call
 
 
 def test_without_its_package_a_peer_is_not_installed(monkeypatch):

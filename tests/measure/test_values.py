@@ -61,9 +61,11 @@ def logits(given: Inputs, shape: Shape) -> torch.Tensor:
     return q.double() @ k.double().transpose(-1, -2) * (shape.scale or 1 / math.sqrt(shape.head_dim))
 
 
-def all_logits(shape: Shape, kind: str) -> Iterator[torch.Tensor]:
+def all_logits(shape: Shape, kind: str) -> list[torch.Tensor]:
     shape = shape.resized(values=kind)
-    yield from (logits(given, shape) for given in everywhere(drawn(shape)))
+    found = [logits(given, shape) for given in everywhere(drawn(shape))]
+    assert len(found) == 2 * COUNT
+    return found
 
 
 def deviation(shape: Shape) -> float:

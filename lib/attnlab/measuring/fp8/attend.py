@@ -43,8 +43,10 @@ def attend(
     if q.is_cuda:
         with suppress(Unsupported, UserError):
             return kernel.rung().of_scales(q, k, v, scales, causal, scale, dtype)
-    given = (Quantized(tensor, own, tensor.shape[2]) for tensor, own in zip((q, k, v), scales, strict=False))
-    return accuracy.attention(*given, causal, scale, dtype, out_scales=scales[3] if dtype == E4M3 else None)
+    tensors = zip((q, k, v), scales, strict=False)
+    queries, keys, values = (Quantized(tensor, own, tensor.shape[2]) for tensor, own in tensors)
+    of_output = scales[3] if dtype == E4M3 else None
+    return accuracy.attention(queries, keys, values, causal, scale, dtype, out_scales=of_output)
 
 
 def _unfit(

@@ -7,7 +7,7 @@ by its scale in float32 and rounded to e4m3 once, to nearest even: its error is 
 scale where that is more. What isn't finite becomes NaN, which e4m3 has, and takes no part in its scale.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -50,7 +50,10 @@ class Quantized:
 
     def of_each_row(self) -> Tensor:
         """The scale of each row, ``(batch, heads, length, 1)``; of length 1 where there is one for all rows."""
-        return _of_each_row(self.scales, self.rows, self.values.shape[2])
+        length = self.values.shape[2]
+        if self.rows >= length:
+            return self.scales.unsqueeze(-1)
+        return self.scales.repeat_interleave(self.rows, dim=-1)[..., :length].unsqueeze(-1)
 
 
 def quantize(
@@ -69,9 +72,8 @@ def quantize(
             of what has none, or a head_dim that is to be rotated is no power of two.
     """
     if rows is not None and scales != "block":
-        raise ValueError(
-            f'rows are those of a block: state scales="block" with them, not {scales!r}, or leave them out'
-        )
+        advice = f'state scales="block" with them, not {scales!r}, or leave them out'
+        raise ValueError(f"rows are those of a block: {advice}")
     tensors = (q, k, v)
     if scales == "head" and all(tensor.numel() for tensor in tensors) and quantizing.serves(*tensors):
         made = quantizing.quantized(tensors, _signs(q.shape[-1], torch.device("cpu")) if rotated else None)
@@ -130,10 +132,6 @@ def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
     # A scalar on the host would be multiplied by its reciprocal on a GPU.
     found = (largest / torch.full_like(largest, LARGEST)).clamp(min=torch.finfo(torch.float32).tiny)
     # What becomes of an infinity that is cast to e4m3 depends on PyTorch's version.
-    values = (given / _of_each_row(found, rows, length)).masked_fill(unfit, torch.nan).to(E4M3)
-    return Quantized(values, found, rows)
-
-
-def _of_each_row(scales: Tensor, rows: int, length: int) -> Tensor:
-    """The scale of each row, ``(batch, heads, length, 1)``; of length 1 where there is one for all rows."""
-    return scales.repeat_interleave(rows, dim=-1)[..., :length].unsqueeze(-1) if rows < length else scales.unsqueeze(-1)
+    whole = Quantized(given, found, rows)
+    values = (given / whole.of_each_row()).masked_fill(unfit, torch.nan).to(E4M3)
+    return replace(whole, values=values)

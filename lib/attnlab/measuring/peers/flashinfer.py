@@ -72,9 +72,8 @@ def all_ways(
         begins = [offsets((q.shape[2],) * len(q), q.device, torch.int32)] if sizes else []
         yield from (partial(_paged, wrapper, q, k, size, begins, masked) for size in sizes)
     if q.shape[2] == 1:  # the kernel for one query of each sequence, which multiplies without tensor cores
-        yield from (
-            partial(_paged, package.BatchDecodeWithPagedKVCacheWrapper, q, k, size, [], options) for size in sizes
-        )
+        wrapper = package.BatchDecodeWithPagedKVCacheWrapper
+        yield from (partial(_paged, wrapper, q, k, size, [], options) for size in sizes)
 
 
 def _ragged(
@@ -132,10 +131,9 @@ def _run(wrapper: Any, q: Tensor, by_token: bool, *given: Any) -> Tensor:
 
 def _rows(tensor: Tensor, by_token: bool) -> Tensor:
     """A view of ``(batch * length, heads, head_dim)`` or of ``(batch * heads * length, 1, head_dim)``."""
+    heads, tensor = (tensor.shape[1], tensor.transpose(1, 2)) if by_token else (1, tensor)
     try:
-        return (tensor.transpose(1, 2) if by_token else tensor).view(
-            -1, tensor.shape[1] if by_token else 1, tensor.shape[3]
-        )
+        return tensor.view(-1, heads, tensor.shape[3])
     except RuntimeError:
         raise Unsupported(COPIED) from None
 
