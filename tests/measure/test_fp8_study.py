@@ -8,7 +8,7 @@ from conftest import gated, timed, told
 
 from attnlab.measuring.fp8 import accuracy
 from attnlab.measuring.fp8.quantize import E4M3, SCALES, quantize
-from attnlab.measuring.fp8.subjects import SUBJECTS, GivenE4M3, InE4M3
+from attnlab.measuring.fp8.subjects import SUBJECTS, E4M3Implementation, InE4M3
 from attnlab.measuring.gate.reference_check import ReferenceCheck
 from attnlab.measuring.session.checks import gate_of
 from attnlab.measuring.session.requests import _answered
@@ -23,7 +23,7 @@ from attnlab.study.studies import Timing
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 65, 64, True, "bfloat16", kv_heads=2)
 HEAD, ROTATED, TENSOR = InE4M3(), InE4M3(rotated=True), InE4M3("tensor")
-GIVEN = GivenE4M3("peer.given", accuracy.attention, differentiable=False)
+GIVEN = E4M3Implementation("peer.given", accuracy.attention, differentiable=False)
 TURNED = replace(GIVEN, name="peer.rotated", operands=ROTATED)
 
 

@@ -23,7 +23,7 @@ from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects.implementation import (
     Attention,
     Implementation,
-    Multiplied,
+    Numbers,
     Operands,
     Tensors,
     Unsupported,
@@ -73,7 +73,7 @@ class RoundedWindows:
             factors.copy_(one.scales[0].unsqueeze(-1))
 
 
-class RoundedNumbers(Multiplied):
+class RoundedNumbers(Numbers):
     """The numbers of a window that is rounded.
 
     Only cuDNN takes one scale for a tensor, and it was made to give e4m3: then an output in e4m3 is over the scale of
@@ -144,13 +144,13 @@ class InE4M3(Operands):
     def reference(self, plain: Implementation) -> Implementation:
         """SDPA's backends in float16, and the formula in e4m3, which is slower and farther from float64."""
         if plain.call is composed:
-            return GivenE4M3(f"{plain.name} in e4m3", accuracy.attention, operands=self)
+            return E4M3Implementation(f"{plain.name} in e4m3", accuracy.attention, operands=self)
         call = partial(accuracy.in_half, plain.call)
-        return GivenE4M3(f"{plain.name} of e4m3 in float16", call, plain.selected, operands=self)
+        return E4M3Implementation(f"{plain.name} of e4m3 in float16", call, plain.selected, operands=self)
 
 
 @dataclass(frozen=True)
-class GivenE4M3(Implementation):
+class E4M3Implementation(Implementation):
     """`call` takes each of Q, K and V as `Quantized`, and the output's dtype as the keyword `dtype`."""
 
     operands: InE4M3 = InE4M3()
@@ -196,10 +196,10 @@ def _ours(name: str) -> Implementation:
     options: dict[str, Any] = {"resources": _resources, "differentiable": False, "repeats": True, "operands": operands}
     if name in FP8_QUANTIZING:
         return Implementation(name, partial(quantizing, operands), **options)
-    return GivenE4M3(name, kernel, **options)
+    return E4M3Implementation(name, kernel, **options)
 
 
 SUBJECTS = (
     *map(_ours, (FP8_KERNEL, *FP8_ALIASES)),
-    GivenE4M3(CUDNN_FP8, cudnn.attention, differentiable=False, operands=InE4M3("tensor")),
+    E4M3Implementation(CUDNN_FP8, cudnn.attention, differentiable=False, operands=InE4M3("tensor")),
 )

@@ -34,7 +34,7 @@ from attnlab.measuring.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Deviat
 from attnlab.measuring.instruments import devices
 from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.case import Call, Replay
-from attnlab.measuring.subjects.implementation import Attention, Broken, Multiplied, Tensors, by_sequence, computed
+from attnlab.measuring.subjects.implementation import Attention, Broken, Numbers, Tensors, by_sequence, computed
 from attnlab.measuring.subjects.inputs import Inputs
 from attnlab.measuring.subjects.oracle import composed, of_each_head
 from attnlab.runs.schema import EXTREMES
@@ -74,7 +74,7 @@ class Gate:
             other checks cover every head.
         sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
         scale: the factor of the scores; None for 1/√D.
-        multiplied: the numbers that are multiplied; by default, the inputs.
+        numbers: those that are multiplied; by default, the inputs as they are.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Gate:
         heads: Sequence[int] | None = None,
         sequences: tuple[int, ...] = (),
         scale: float | None = None,
-        multiplied: Multiplied | None = None,
+        numbers: Numbers | None = None,
     ) -> None:
         self._inputs = given
         self._values = tuple(tensor.clone() for tensor in given)
@@ -94,14 +94,14 @@ class Gate:
         self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
         right = partial(composed, scale=scale)
         attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
-        self._multiplied = multiplied or Multiplied(given)
-        numbers = self._multiplied.now()
-        compared = numbers if heads is None else tuple(map(self._compared, of_each_head(*numbers)))
+        self._numbers = numbers or Numbers(given)
+        every = self._numbers.now()
+        compared = every if heads is None else tuple(map(self._compared, of_each_head(*every)))
         self._oracle = exact = computed(attention, tuple(tensor.double() for tensor in compared), causal)
         self._of_drawn = None if kind in EXTREMES else exact[0]
-        if self._of_drawn is not None and not self._multiplied.as_drawn:
+        if self._of_drawn is not None and not self._numbers.as_drawn:
             (self._of_drawn,) = computed(attention, tuple(tensor.double() for tensor in given), causal)
-        framework = self._multiplied.composed(attention, compared, causal, scale, self._heads)
+        framework = self._numbers.composed(attention, compared, causal, scale, self._heads)
         self._bounds = list(
             zip(
                 [Error.between(output, oracle) for output, oracle in zip(framework, exact, strict=True)],
@@ -245,7 +245,7 @@ class Gate:
                 raise Broken(f"returned {', '.join(others)}, and no tensor")
             at_once = tuple(output.clone() for output in returned)
             devices.synchronize(device)
-            return tuple(map(self._multiplied.widened, at_once)), self._faults(returned, at_once, guards or fresh)
+            return tuple(map(self._numbers.widened, at_once)), self._faults(returned, at_once, guards or fresh)
         finally:
             for held, value in zip(self._inputs, self._values, strict=True):
                 held.copy_(value)

@@ -65,7 +65,7 @@ class ReferenceCheck:
     """Attention on the inputs that are in place, by windows.
 
     Args:
-        operands: what is multiplied, by default the inputs as they are.
+        operands: say which numbers are multiplied, by default the inputs as they are.
 
     Attributes:
         bounds: how far each tensor of an output may be from the reference's.
@@ -132,7 +132,7 @@ class ReferenceCheck:
 
 
 References = Mapping[Operands, ReferenceCheck]
-"""Those of a shape, by what is multiplied."""
+"""Those of a shape, by the operands."""
 
 
 def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:

@@ -86,7 +86,7 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands =
     """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`.
 
     Args:
-        operands: what is multiplied.
+        operands: say which numbers are multiplied.
 
     Raises:
         Unsupported: as `Operands.of`.
@@ -94,8 +94,8 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands =
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
     sequences = shape.sequences if shape.lengths == "spread" else ()
-    multiplied = operands.of(windows, window)
-    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, multiplied)
+    numbers = operands.of(windows, window)
+    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers)
 
 
 def few_heads(shape: Shape) -> list[int] | None:

@@ -44,7 +44,7 @@ class Broken(Exception):
     """An implementation can't be called at all: its kernel doesn't compile, or can't be launched as its entry says."""
 
 
-class Multiplied:
+class Numbers:
     """The numbers that a call multiplies, by which the gate judges its output: here, its inputs as they are.
 
     Attributes:
@@ -77,11 +77,11 @@ class Multiplied:
 
 @dataclass(frozen=True)
 class Operands:
-    """Says what an implementation multiplies: here, its inputs as they are. FP8 has others (`fp8.subjects`)."""
+    """Which numbers an implementation multiplies: here, its inputs as they are. FP8 has others (`fp8.subjects`)."""
 
-    def of(self, windows: Any, window: int = 0) -> Multiplied:
+    def of(self, windows: Any, window: int = 0) -> Numbers:
         """The numbers of a window of `inputs.Windows`; raises Unsupported where there are none."""
-        return Multiplied(windows[window])
+        return Numbers(windows[window])
 
     def reference(self, plain: "Implementation") -> "Implementation":
         """An implementation that multiplies these, from one that multiplies its inputs as they are."""
@@ -103,7 +103,7 @@ class Implementation:
             tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
         differentiable: whether autograd can differentiate `call`.
         repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
-        operands: what it multiplies. Its outputs are compared with attention of these.
+        operands: which numbers it multiplies. Its outputs are compared with attention of these.
     """
 
     name: str
