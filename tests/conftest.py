@@ -104,8 +104,8 @@ def timed(call, shape, timing, device="cpu", samples=100):
     from attnlab.measuring.session.rounds import Rounds
 
     session, windows, subject = subjected(call, shape, device, samples=samples)
-    rounding = subject.implementation.rounding
-    references = {rounding: ReferenceCheck(windows, shape, rounding)}
+    operands = subject.implementation.operands
+    references = {operands: ReferenceCheck(windows, shape, operands)}
     check_all(session, shape, [subject], windows, "before", references)
     if subject.alive and device == "cuda":
         subject.attempt(lambda: cuda_events.capture(subject.case, torch.cuda.graph_pool_handle()))

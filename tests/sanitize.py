@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from attnlab.base import paths
+from attnlab.measuring.fp8.kernel import ScaledKernel
 from attnlab.measuring.fp8.quantize import E4M3, quantize
 from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects import inputs
@@ -102,7 +103,7 @@ def run(rung: Rung) -> int:
             print(f"{kernel.name} at {shape}", flush=True)
             try:
                 if rung.scaled:
-                    output = of_scales(rungs.kernel(rung, tile), given, causal).cpu()
+                    output = of_scales(ScaledKernel(rung.model_copy(update={"tiles": [tile]})), given, causal).cpu()
                 else:
                     output = kernel.call(*(x.cuda() for x in given), causal).cpu()
             except Unsupported as error:
@@ -114,7 +115,7 @@ def run(rung: Rung) -> int:
     return wrong
 
 
-def of_scales(kernel: rungs.Kernel, given: inputs.Inputs, causal: bool) -> torch.Tensor:
+def of_scales(kernel: ScaledKernel, given: inputs.Inputs, causal: bool) -> torch.Tensor:
     """The outputs of a kernel that takes e4m3, in the inputs' dtype and in e4m3, of inputs quantised on the CPU."""
     tensors, scales = zip(*((one.values.cuda(), one.scales.cuda()) for one in quantize(*given)), strict=True)
     wide = kernel.of_scales(*tensors, scales, causal, None, given[0].dtype)

@@ -15,6 +15,7 @@ from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measuring.fp8 import accuracy, quantizing
 from attnlab.measuring.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
+from attnlab.measuring.gate.check import Deviation
 from attnlab.measuring.subjects import oracle
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
@@ -199,9 +200,9 @@ def test_the_published_costs_are_what_is_computed():
 def test_a_deviation_is_the_root_of_the_mean_square_and_the_largest():
     exact = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
     output = torch.tensor([3.0, -4.0, 0.0, 0.0]).view(exact.shape)
-    assert accuracy.Deviation.between(output, exact) == accuracy.Deviation(2.5, 4.0)
+    assert Deviation.between(output, exact) == Deviation(2.5, 4.0)
     output[..., 0] = math.nan
-    assert accuracy.Deviation.between(output, exact) == accuracy.Deviation(math.inf, math.inf)
+    assert Deviation.between(output, exact) == Deviation(math.inf, math.inf)
 
 
 # The kernel
@@ -210,9 +211,8 @@ def test_a_deviation_is_the_root_of_the_mean_square_and_the_largest():
 def test_the_quantising_kernel_compiles_for_hopper_and_takes_what_it_is_given(monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(quantizing.SOURCE.parent))
-    names = [
-        quantizing.expression(*which) for which in product(quantizing.ELEMENTS, quantizing.HEAD_DIMS, (False, True))
-    ]
+    which = zip(2 * [*quantizing.ELEMENTS], product(quantizing.HEAD_DIMS, (False, True)), strict=True)
+    names = [quantizing.expression(dtype, *both) for dtype, both in which]
     stated = ladders.rung(source=quantizing.SOURCE.name, function="quantize", architectures=["sm_90a"])
     rung = ladder.Rung.model_validate(stated)
     build = nvrtc.build(rung, "sm_90a", names)

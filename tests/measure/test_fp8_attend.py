@@ -13,10 +13,9 @@ from attnlab.base import paths
 from attnlab.compile import check
 from attnlab.measuring.fp8 import accuracy
 from attnlab.measuring.fp8.attend import attend
+from attnlab.measuring.fp8.kernel import AllScales, ScaledMaps, rung
 from attnlab.measuring.fp8.quantize import E4M3, quantize
-from attnlab.measuring.kernels import rungs
-from attnlab.measuring.kernels.launch import ScaledMaps
-from attnlab.measuring.kernels.problem import AllScales, Problem
+from attnlab.measuring.kernels.problem import Problem
 from attnlab.measuring.subjects import oracle
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import implementations, ladder, tuning
@@ -112,15 +111,15 @@ def test_zeros_and_the_least_scales_give_zeros():
 
 
 def test_it_is_a_rung_that_nothing_tunes():
-    rung = ladder.rung("kernel.fp8")
-    assert rung.scaled
-    assert rung not in ladder.drawn()
+    entry = ladder.rung("kernel.fp8")
+    assert entry.scaled
+    assert entry not in ladder.drawn()
     assert set(implementations.FP8) < set(implementations.known())
     assert tuning.hashes(implementations.FP8, "any") == dict.fromkeys(
-        implementations.FP8[:-1], ladder.hashes([rung])["kernel.fp8"]
+        implementations.FP8[:-1], ladder.hashes([entry])["kernel.fp8"]
     )
     with pytest.raises(Unsupported, match="in e4m3 with their scales"):
-        rungs._served(rung, HALF, HALF, HALF, False, None)
+        rung()(HALF, HALF, HALF, False)
 
 
 def test_the_scales_of_a_launch_are_where_the_tensors_are():
@@ -138,7 +137,7 @@ def test_the_scales_of_a_launch_are_where_the_tensors_are():
 @pytest.mark.parametrize(("dtype", "count"), [(torch.float16, 4), (torch.bfloat16, 2), (E4M3, 3)])
 def test_the_rung_reads_no_scales_that_it_was_not_given(dtype, count):
     with pytest.raises(Unsupported, match="takes the scales of Q, K and V, and that of an output in e4m3 alone"):
-        rungs.of(ladder.rung("kernel.fp8")).of_scales(*GIVEN, (S * 2)[:count], False, None, dtype)
+        rung().of_scales(*GIVEN, (S * 2)[:count], False, None, dtype)
 
 
 def test_scales_are_as_the_kernel_declares_them():

@@ -7,8 +7,8 @@ import torch
 from conftest import gated, timed, told
 
 from attnlab.measuring.fp8 import accuracy
-from attnlab.measuring.fp8.quantize import SCALES, quantize, rounded
-from attnlab.measuring.fp8.subjects import SUBJECTS
+from attnlab.measuring.fp8.quantize import E4M3, SCALES, quantize
+from attnlab.measuring.fp8.subjects import SUBJECTS, E4M3Implementation, InE4M3
 from attnlab.measuring.gate.reference_check import ReferenceCheck
 from attnlab.measuring.session.checks import gate_of
 from attnlab.measuring.session.requests import _answered
@@ -22,74 +22,84 @@ from attnlab.study.studies import Timing
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 65, 64, True, "bfloat16", kv_heads=2)
-GIVEN = Implementation("peer.given", accuracy.attention, rounding="head", quantized=True, differentiable=False)
+HEAD, ROTATED, TENSOR = InE4M3(), InE4M3(rotated=True), InE4M3("tensor")
+GIVEN = E4M3Implementation("peer.given", accuracy.attention, differentiable=False)
+TURNED = replace(GIVEN, name="peer.rotated", operands=ROTATED)
 
 
-ROTATED = replace(GIVEN, name="peer.rotated", rounding="head, rotated")
+def quantizing(q, k, v, causal, scale=None, operands=HEAD):
+    return accuracy.attention(*operands.round(q, k, v), causal, scale, q.dtype)
 
 
-def quantizing(q, k, v, causal, scale=None, rounding="head"):
-    return accuracy.attention(*rounded(q, k, v, rounding), causal, scale, q.dtype)
+QUANTIZING = Implementation("peer.quantizing", quantizing, operands=HEAD, differentiable=False)
 
 
-QUANTIZING = Implementation("peer.quantizing", quantizing, rounding="head", differentiable=False)
+def drawn(shape=SHAPE, count=1):
+    windows = Windows(shape, CPU, count)
+    windows.draw(1)
+    return windows
+
+
+def rounded(windows, operands, window=0):
+    found = operands.rounded(windows)
+    found.refresh()
+    return found[window]
 
 
 def same(first, second):
-    pairs = [
-        (one.values.view(torch.uint8), other.values.view(torch.uint8)) for one, other in zip(first, second, strict=True)
-    ]
-    pairs += [(one.scales.expand(other.scales.shape), other.scales) for one, other in zip(first, second, strict=True)]
-    return all(torch.equal(*pair) for pair in pairs)
+    return all(
+        torch.equal(one.values.view(torch.uint8), other.values.view(torch.uint8))
+        and torch.equal(one.scales.expand(other.scales.shape), other.scales)
+        for one, other in zip(first, second, strict=True)
+    )
 
 
 # What is given in e4m3
 
 
-@pytest.mark.parametrize("rotated", [False, True], ids=["as it is", "rotated"])
+@pytest.mark.parametrize("operands", [HEAD, ROTATED], ids=str)
 @pytest.mark.parametrize("kind", ["normal", "outliers", "sink 8"])
-def test_each_window_is_what_its_heads_are_quantised_to(kind, rotated):
+def test_each_window_is_what_its_heads_are_quantised_to(kind, operands):
     windows = Windows(SHAPE.resized(values=kind), CPU, 4)
-    rounded = windows.rounded("head, rotated" if rotated else "head")
     for seed in (1, 2):
         windows.draw(seed)
-        rounded.refresh()
-        for window in range(4):
-            assert same(rounded[window], quantize(*windows[window], rotated=rotated))
-    held = [rounded[window][1].values for window in range(3)]
-    assert held[2].untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr()
+        found = [rounded(windows, operands, window) for window in range(4)]
+        for given, held in zip(windows, found, strict=True):
+            assert same(held, quantize(*given, rotated=operands.rotated))
+    assert found[2][1].values.untyped_storage().data_ptr() == found[0][1].values.untyped_storage().data_ptr()
 
 
 def test_one_scale_is_that_of_all_windows():
-    windows = Windows(SHAPE, CPU, 3)
-    windows.draw(1)
-    found = windows.in_e4m3("tensor", 1)
-    whole = quantize(*(memory.unsqueeze(0) for memory in windows._memory), scales="tensor")
+    windows = drawn(count=3)
+    found = rounded(windows, TENSOR, 1)
+    whole = quantize(*(memory.unsqueeze(0) for memory in windows.memory), scales="tensor")
     assert [tensor.scales.item() for tensor in found] == [tensor.scales.item() for tensor in whole]
-    (q, _, _), given = found, windows[1][0].float()
+    q, given = found[0], windows[1][0].float()
     assert ((q.dequantized() - given).abs() <= given.abs() / 16 + q.scales.item() * 2.0**-10).all()
 
 
 @pytest.mark.parametrize(
-    "axes", [{"layout": "tokens first"}, {"lengths": "spread"}, {"direction": "training"}], ids=str
+    ("subject", "axes", "reason"),
+    [
+        *(
+            (GIVEN, axes, "forward passes, heads first, alone")
+            for axes in ({"layout": "tokens first"}, {"lengths": "spread"}, {"direction": "training"})
+        ),
+        (TURNED, {"head_dim": 96}, "rotating takes a head_dim that is a power of two, not 96"),
+    ],
+    ids=str,
 )
-def test_what_is_quantised_for_no_window_is_skipped_with_the_reason(axes):
-    windows = Windows(SHAPE.resized(kv_heads=4).resized(**axes), CPU)
-    with pytest.raises(Unsupported, match="forward passes, heads first, alone"):
-        Case.of(GIVEN, windows, SHAPE)
-
-
-def test_rows_that_cant_be_rotated_are_skipped_with_the_reason():
-    shape = SHAPE.resized(head_dim=96)
-    with pytest.raises(Unsupported, match="rotating takes a head_dim that is a power of two, not 96"):
-        Case.of(ROTATED, Windows(shape, CPU), shape)
-    assert gated(GIVEN, shape)[0].status == "measured"
+def test_what_is_quantised_for_no_window_is_skipped_with_the_reason(subject, axes, reason):
+    shape = SHAPE.resized(kv_heads=4).resized(**axes)
+    with pytest.raises(Unsupported, match=reason):
+        Case.of(subject, Windows(shape, CPU), shape)
+    if subject is TURNED:
+        Case.of(GIVEN, Windows(shape, CPU), shape)
 
 
 def test_a_call_sees_what_is_there_when_it_is_refreshed():
-    windows = Windows(SHAPE, CPU)
+    windows = drawn()
     case = Case.of(GIVEN, windows, SHAPE)
-    windows.draw(1)
     case.refresh()
     before = case.call()
     assert torch.equal(before, quantizing(*windows[0], True))
@@ -99,6 +109,10 @@ def test_a_call_sees_what_is_there_when_it_is_refreshed():
     assert not torch.equal(inside, before)
     assert torch.equal(case.call(), before)
     windows.draw(2)
+    stale, gate = case.call(), gate_of(SHAPE, windows, operands=HEAD)
+    assert not gate.check(stale).passed
+    assert gate.check(case.call()).passed
+    windows.draw(3)
     _answered(case, CPU)
     assert torch.equal(case.call(), quantizing(*windows[0], True))
 
@@ -106,9 +120,16 @@ def test_a_call_sees_what_is_there_when_it_is_refreshed():
 # The gate and the rounds
 
 
-@pytest.mark.parametrize("subject", [GIVEN, QUANTIZING, ROTATED], ids=lambda one: one.name)
-@pytest.mark.parametrize("kind", ["normal", "sd 6", "outliers"])
-def test_it_passes_the_gate_and_is_timed(subject, kind):
+@pytest.mark.parametrize(
+    ("subject", "kind", "cache"),
+    [
+        *((GIVEN, kind, "warm") for kind in ("normal", "sd 6", "outliers")),
+        (QUANTIZING, "normal", "cold"),
+        (TURNED, "outliers", "cold"),
+    ],
+    ids=lambda one: getattr(one, "name", one),
+)
+def test_it_passes_the_gate_and_is_timed(subject, kind, cache):
     shape = SHAPE.resized(values=kind)
     judged, checks = gated(subject, shape)
     assert judged.status == "measured", judged.reason
@@ -118,24 +139,21 @@ def test_it_passes_the_gate_and_is_timed(subject, kind):
     # Rounding inputs costs as much again as rounding probabilities does.
     assert (on_values["drawn_rms_error"] > 1.2 * on_values["mean_error"]).all()
     assert checks[checks["inputs"] != kind]["drawn_rms_error"].isna().all()
-    for cache in ("warm", "cold"):
-        judged, samples = timed(subject, shape, Timing(clock="eager", cache=cache), samples=5)
-        assert judged.status == "measured", judged.reason
-        assert len(samples) == 5
-        assert all(sample["strain"] <= 1 for sample in samples)
+    judged, samples = timed(subject, shape, Timing(clock="eager", cache=cache), samples=5)
+    assert judged.status == "measured", judged.reason
+    assert len(samples) == 5
+    assert all(sample["strain"] <= 1 for sample in samples)
 
 
 def test_rotated_it_is_held_to_the_numbers_that_are_multiplied_and_nearer_to_what_was_drawn():
     shape = SHAPE.resized(values="rising 24")
-    errors = [gated(one, shape)[1]["drawn_rms_error"].mean() for one in (ROTATED, GIVEN)]
+    errors = [gated(one, shape)[1]["drawn_rms_error"].mean() for one in (TURNED, GIVEN)]
     assert errors[0] < 0.7 * errors[1]
-    windows = Windows(shape, CPU)
-    windows.draw(1)
-    output = {rounding: quantizing(*windows[0], True, rounding=rounding) for rounding in ("head", "head, rotated")}
-    for rounding, other in (("head", "head, rotated"), ("head, rotated", "head")):
-        gate = gate_of(shape, windows, rounding=rounding)
-        assert gate.check(output[rounding]).passed
-        assert not gate.check(output[other]).passed
+    windows = drawn(shape)
+    for own, other in ((HEAD, ROTATED), (ROTATED, HEAD)):
+        gate = gate_of(shape, windows, operands=own)
+        assert gate.check(quantizing(*windows[0], True, operands=own)).passed
+        assert not gate.check(quantizing(*windows[0], True, operands=other)).passed
 
 
 def test_the_error_of_what_was_drawn_is_that_of_the_other_implementations_too():
@@ -146,92 +164,66 @@ def test_the_error_of_what_was_drawn_is_that_of_the_other_implementations_too():
 
 
 def test_the_gate_is_as_strict_with_fp8_as_its_formula():
-    windows = Windows(SHAPE, CPU)
-    windows.draw(1)
+    windows = drawn()
     q, k, v = windows[0]
-    exact = oracle.float64(q, k, v, True).bfloat16()
-    assert gate_of(SHAPE, windows).check(exact).passed
-    in_fp8 = gate_of(SHAPE, windows, rounding="head")
+    plain, in_fp8 = gate_of(SHAPE, windows), gate_of(SHAPE, windows, operands=HEAD)
+    assert plain.check(oracle.float64(q, k, v, True).bfloat16()).passed
     right = quantizing(q, k, v, True)
     assert in_fp8.check(right).passed
+    assert not plain.check(right).passed
     assert not in_fp8.check(right + 0.2).passed
-    per_tensor = accuracy.attention(*quantize(q / 100, k, v), True, None, q.dtype)
-    assert not in_fp8.check(per_tensor).passed
-    assert not gate_of(SHAPE, windows).check(right).passed
+    assert not in_fp8.check(quantizing(q / 100, k, v, True)).passed
 
 
-@pytest.mark.parametrize("scales", ["head", "head, rotated", "tensor"])
+@pytest.mark.parametrize("operands", [HEAD, ROTATED, TENSOR], ids=str)
 @pytest.mark.parametrize("kind", ["normal", "sd 6", "outliers"])
-def test_what_samples_are_compared_with_is_nearer_to_float64_than_the_formula(kind, scales):
+def test_what_samples_are_compared_with_is_nearer_to_float64_than_the_formula(kind, operands):
     shape = SHAPE.resized(values=kind, dtype="float16")
-    windows = Windows(shape, CPU)
-    windows.draw(1)
-    gate, reference = gate_of(shape, windows, rounding=scales), ReferenceCheck(windows, shape, scales)
+    windows = drawn(shape)
+    gate, reference = gate_of(shape, windows, operands=operands), ReferenceCheck(windows, shape, operands)
     reference.appoint(gate)
     assert reference.name == "sdpa.flash of e4m3 in float16"
-    found, formula = (
-        gate.errors(one)[0] for one in (reference.look()[0], accuracy.attention(*windows.in_e4m3(scales), True))
-    )
-    assert found.mean < 0.15 * formula.mean
-    assert found.maximum < 0.5 * formula.maximum
+    formula = accuracy.attention(*rounded(windows, operands), True)
+    found, allowed = (gate.errors(one)[0] for one in (reference.look()[0], formula))
+    assert found.mean < 0.15 * allowed.mean
+    assert found.maximum < 0.5 * allowed.maximum
 
 
-@pytest.mark.parametrize(("scales", "status"), [("tensor", "measured"), ("head", "failed")])
-def test_who_takes_one_scale_may_give_e4m3(scales, status):
-    def narrow(q, k, v, causal, dtype, scale=None):
-        return accuracy.in_e4m3(accuracy.attention(q, k, v, causal, scale, dtype), v.scales.max())
+def narrow(fault=""):
+    """An implementation whose output is e4m3 over the scale of V, or is wrong."""
 
-    subject = replace(GIVEN, name="peer.narrow", call=narrow, rounding=scales)
-    judged, _ = gated(subject, SHAPE)
-    assert judged.status == status, judged.reason
-
-
-@pytest.mark.parametrize(("scales", "status"), [("tensor", "measured"), ("head", "failed")])
-def test_its_output_in_e4m3_is_widened_where_it_is_compared(scales, status):
-    def narrow(q, k, v, causal, dtype, scale=None):
+    def call(q, k, v, causal, dtype, scale=None):
         output = outputs.like(q.values)
-        return output.copy_(accuracy.attention(q, k, v, causal, scale, torch.float32) / v.scales.max())
+        right = accuracy.attention(q, k, v, causal, scale, torch.float32) / v.scales.max()
+        if fault == "part":
+            output[..., :32].copy_(right[..., :32])
+            return output
+        output.copy_(right / (2 if fault == "half" else 1))
+        if fault == "nan":
+            output[0, 0, 0, 0] = torch.nan
+        return (output.float() * v.scales.max()).to(dtype) if fault == "widened" else output
 
-    subject = replace(GIVEN, name="peer.narrow", call=narrow, rounding=scales)
-    judged, checks = gated(subject, SHAPE)
-    assert judged.status == status, judged.reason
-    if status == "measured":
-        assert (checks["mean_error"] <= 1.01 * checks["framework_mean_error"]).all()
-        judged, samples = timed(subject, SHAPE, Timing(clock="eager", cache="warm"), samples=3)
-        assert judged.status == "measured", judged.reason
-        assert all(sample["strain"] <= 1 for sample in samples)
+    return replace(GIVEN, name="peer.narrow", call=call, operands=TENSOR)
+
+
+@pytest.mark.parametrize("fault", ["", "widened"])
+def test_one_scale_for_a_tensor_allows_an_output_in_e4m3(fault):
+    subject = narrow(fault)
+    judged, samples = timed(subject, SHAPE, Timing(clock="eager", cache="warm"), samples=3)
+    assert judged.status == "measured", judged.reason
+    assert all(sample["strain"] <= 1 for sample in samples)
+    checks = gated(subject, SHAPE)[1]
+    assert (checks["mean_error"] <= 1.01 * checks["framework_mean_error"]).all()
+    assert gated(replace(subject, operands=HEAD), SHAPE)[0].status == "failed"
 
 
 @pytest.mark.parametrize(
     ("fault", "said"), [("part", "elements not written"), ("nan", "not finite"), ("half", "error")]
 )
 def test_what_is_wrong_with_an_output_in_e4m3_is_seen(fault, said):
-    def wrong(q, k, v, causal, dtype, scale=None):
-        output = outputs.like(q.values)
-        right = (accuracy.attention(q, k, v, causal, scale, torch.float32) / v.scales.max()).to(output.dtype)
-        if fault == "part":
-            output[..., :32].copy_(right[..., :32])
-            return output
-        output.copy_(right.float() / (2 if fault == "half" else 1))
-        if fault == "nan":
-            output[0, 0, 0, 0] = torch.nan
-        return output
-
-    judged, _ = gated(replace(GIVEN, name="peer.wrong", call=wrong, rounding="tensor"), SHAPE)
+    judged, _ = gated(narrow(fault), SHAPE)
     assert judged.status == "failed"
     assert said in judged.reason
-
-
-def test_who_is_given_the_inputs_of_before_is_wrong():
-    windows = Windows(SHAPE, CPU)
-    case = Case.of(GIVEN, windows, SHAPE)
-    windows.draw(1)
-    case.refresh()
-    windows.draw(2)
-    stale = case.call()
-    gate = gate_of(SHAPE, windows, rounding="head")
-    assert not gate.check(stale).passed
-    assert gate.check(case.call()).passed
 
 
 # Names
@@ -241,9 +233,9 @@ def test_they_are_found_and_refused_in_one_line_without_a_gpu():
     assert tuple(one.name for one in SUBJECTS) == implementations.FP8
     for name in implementations.FP8:
         found = registry.find(implementations.control(name))
-        scales = found.rounding.removesuffix(", rotated")
-        assert scales in SCALES
-        assert (scales != found.rounding) is ("rotated" in name)
+        assert found.operands.scales in SCALES
+        assert found.operands.rotated is ("rotated" in name)
         assert implementations.in_fp8(found.name)
         assert told(found.bound(draw(SHAPE, 1, CPU), SHAPE), Unsupported)
     assert not implementations.in_fp8("kernel.best")
+    assert found.operands.rounded(drawn())[0][0].values.dtype == E4M3

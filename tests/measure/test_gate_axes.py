@@ -14,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.measuring.gate.check import OUTPUTS, Check, Error
 from attnlab.measuring.gate.gate import Gate
-from attnlab.measuring.peers import subjects as peers
 from attnlab.measuring.session import checks as checking
 from attnlab.measuring.session import rows
 from attnlab.measuring.subjects import inputs, outputs, registry, sdpa
@@ -22,6 +21,7 @@ from attnlab.measuring.subjects.implementation import Implementation, Unsupporte
 from attnlab.measuring.subjects.oracle import of_each_head
 from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import schema
+from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 from attnlab.study.values import NORMAL, STANDARD
 
@@ -244,8 +244,8 @@ class Spoiled(Implementation):
 
     spoil: Callable | None = None
 
-    def bound(self, given, shape, rounded=()):
-        call = super().bound(given, shape, rounded)
+    def bound(self, given, shape):
+        call = super().bound(given, shape)
         return lambda: self.spoil(*call(), *given)
 
 
@@ -416,9 +416,9 @@ def test_what_is_not_supported_is_refused_with_one_reason():
     assert refusal(plain, TRAINING) == "kernel.plain computes no gradients"
     assert refusal(plain, SPREAD) == "kernel.plain takes sequences of one length"
     assert refusal(registry.find("dispatch.attend"), SPREAD) == "dispatch.attend takes sequences of one length"
-    for peer in peers.PEERS:
+    for name in implementations.PEERS:
         for shape in (GROUPED, DECODE):
-            assert refusal(peer, shape).endswith(" an NVIDIA GPU")
+            assert refusal(registry.find(name), shape).endswith(" an NVIDIA GPU")
 
 
 def test_a_call_leaves_no_graph_of_autograd_behind():

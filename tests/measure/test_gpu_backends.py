@@ -17,7 +17,6 @@ import attnlab
 from attnlab.measuring.gate import ordering
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import inspection
-from attnlab.measuring.peers import cudnn
 from attnlab.measuring.subjects import inputs, registry
 from attnlab.measuring.subjects.implementation import Unsupported, attempt
 from attnlab.measuring.subjects.sdpa import REGISTRY
@@ -116,81 +115,40 @@ def test_stale_gradients_are_caught_on_a_gpu_too():
 
 # Peers
 
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape(2, 4, 256, 64),
-        Shape(2, 4, 256, 64, causal=True),
+NOT_THERE = ("is not installed", " lacks ", "flash-attn-4 refuses", "nvidia-cudnn-frontend uses cuDNN")
+HALF_CAUSAL = PLAIN.resized(causal=True, head_dim=128, dtype="bfloat16")
+SCALED = PLAIN.resized(scale=0.05, seq_len=333)
+SMALL = Shape(2, 4, 256, 64)
+PEERS = {
+    "peer.flex": [
+        *(SMALL, SMALL.resized(causal=True)),
         Shape(2, 8, 256, 64, causal=True, dtype="bfloat16", kv_heads=2),
         Shape(4, 8, 1, 64, dtype="bfloat16", kv_heads=2, kv_len=512),
         CAUSAL_TRAINING,
     ],
-    ids=str,
-)
-def test_flex_attention_passes(shape):
-    subject, checks = gated(registry.find("peer.flex"), shape, "cuda")
-    assert subject.alive, subject.reason
-    assert checks["passed"].all()
-
-
-@pytest.mark.parametrize("shape", [PLAIN.resized(causal=True), GROUPED, CAUSAL_SPREAD, CAUSAL_TRAINING], ids=str)
-def test_flash_attn_4_passes_where_it_is_installed(shape):
-    peer = registry.find("peer.flash4")
-    subject, _ = gated(peer, shape, "cuda")
-    if subject.status == "skipped" and subject.reason.startswith("flash-attn-4"):
-        pytest.skip(subject.reason)
-    assert subject.alive, subject.reason
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        PLAIN,
-        PLAIN.resized(causal=True, head_dim=128, dtype="bfloat16"),
+    "peer.flash4": [PLAIN.resized(causal=True), GROUPED, CAUSAL_SPREAD, CAUSAL_TRAINING],
+    "peer.cudnn": [
+        *(PLAIN, HALF_CAUSAL, SCALED, GROUPED),
         PLAIN.resized(causal=True, layout="tokens first"),
         PLAIN.resized(causal=True, seq_len=200, kv_len=712),
-        PLAIN.resized(scale=0.05, seq_len=333),
-        GROUPED,
     ],
-    ids=str,
-)
-def test_cudnn_by_its_frontend_passes_where_it_is_installed(shape):
-    subject, checks = gated(cudnn_by_its_frontend(), shape, "cuda")
-    assert subject.alive, subject.reason
-    assert checks["passed"].all()
-    assert {"call", "graph of 1"} == set(checks["route"])
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        PLAIN,
-        PLAIN.resized(causal=True, head_dim=128, dtype="bfloat16"),
-        GROUPED.resized(layout="tokens first"),
+    "peer.flashinfer": [
+        *(PLAIN, HALF_CAUSAL, SCALED, CAUSAL_SPREAD, GROUPED.resized(layout="tokens first")),
         Shape(3, 8, 1, 64, kv_heads=2, kv_len=320),
         Shape(2, 8, 5, 128, True, "bfloat16", kv_heads=2, kv_len=777, layout="tokens first"),
         Shape(1, 8, 16, 64, True, kv_heads=2, kv_len=512),
-        PLAIN.resized(scale=0.05, seq_len=333),
-        CAUSAL_SPREAD,
     ],
-    ids=str,
-)
-def test_flashinfer_passes_where_it_is_installed(shape):
-    subject, checks = gated(registry.find("peer.flashinfer"), shape, "cuda")
-    if subject.status == "skipped" and subject.reason.startswith(("FlashInfer is not", "FlashInfer lacks")):
+}
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in PEERS for shape in PEERS[name]], ids=str)
+def test_a_peer_passes_where_it_is_installed(name, shape):
+    subject, checks = gated(registry.find(name), shape, "cuda")
+    if subject.status == "skipped" and any(words in subject.reason for words in NOT_THERE):
         pytest.skip(subject.reason)
     assert subject.alive, subject.reason
     assert checks["passed"].all()
-
-
-def cudnn_by_its_frontend():
-    """The peer; skips where its package isn't installed."""
-    try:
-        cudnn.installed(GPU)
-    except Unsupported as error:
-        pytest.skip(str(error))
-    return registry.find("peer.cudnn")
+    assert {"call", "graph of 1"} == set(checks["route"])
 
 
 # `attnlab.attend` by a table

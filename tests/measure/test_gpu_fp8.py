@@ -6,32 +6,21 @@ from conftest import timed
 
 import attnlab
 from attnlab.base.rules import GATE_FACTOR
-from attnlab.measuring.fp8 import accuracy, quantizing, subjects
-from attnlab.measuring.fp8.quantize import E4M3, LARGEST, ROTATED, Quantized, quantize
+from attnlab.measuring.fp8 import accuracy, kernel, quantizing, subjects
+from attnlab.measuring.fp8.quantize import E4M3, LARGEST, Quantized, quantize
 from attnlab.measuring.gate.check import Error
 from attnlab.measuring.subjects import inputs, oracle, outputs, registry
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
+from attnlab.study.values import STANDARD
 
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
-KINDS = (
-    "normal",
-    "sd 2",
-    "sd 6",
-    "sink 8",
-    "sink 13",
-    "rising 24",
-    "falling 24",
-    "outliers",
-    "offset 1",
-    "scales",
-    "zeros",
-)
+KINDS = [kind for kind in STANDARD if not kind.startswith(("captured", "positional", "sd 4", "offset 4"))]
 # Batch, heads, queries, kv_heads, keys, mask.
 SIZES = [(1, 2, 192, 2, 192, False), (1, 3, 1000, 3, 1000, True), (2, 6, 70, 2, 517, True), (2, 4, 333, 1, 700, False)]
 MODEL = Shape(2, 8, 1024, 128, True, kv_heads=2)
@@ -51,28 +40,34 @@ def drawn(shape, seed=0, scales="head"):
 
 
 def launch(given, causal=True, dtype=torch.float16, of_output=()):
-    kernel = subjects.rung()
     tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
-    return kernel.of_scales(*tensors, (*scales, *of_output), causal, None, dtype)
+    return kernel.rung().of_scales(*tensors, (*scales, *of_output), causal, None, dtype)
 
 
-def require_near(given, causal, output):
+def of_sizes(sizes, head_dim):
+    """Q, K and V in e4m3, and the mask."""
+    batch, heads, queries, kv_heads, keys, causal = sizes
+    return drawn(Shape(batch, heads, queries, head_dim, causal, kv_heads=kv_heads, kv_len=keys)), causal
+
+
+def bytes_of(tensor):
+    return tensor.view(torch.uint8)
+
+
+def require_near(given, causal, output, of_output=None):
     """Neither the mean nor the largest error exceeds the limit, over those of PyTorch's operations."""
     exact = oracle.float64(*(one.dequantized() for one in given), causal)
-    formula, found = (
-        Error.between(one, exact) for one in (accuracy.attention(*given, causal, None, output.dtype), output)
-    )
-    assert found.within(Error(GATE_FACTOR * formula.maximum + 1e-6, GATE_FACTOR * formula.mean + 1e-7)), (
-        found,
-        formula,
-    )
+    formula = accuracy.attention(*given, causal, None, output.dtype, out_scales=of_output)
+    unit = 1 if of_output is None else of_output.unsqueeze(-1)
+    allowed, found = (Error.between(one.float() * unit, exact) for one in (formula, output))
+    limit = Error(GATE_FACTOR * allowed.maximum + 1e-6, GATE_FACTOR * allowed.mean + 1e-7)
+    assert found.within(limit), (found, allowed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_its_errors_are_at_most_twice_the_formulas(head_dim, sizes, dtype):
-    batch, heads, queries, kv_heads, keys, causal = sizes
-    given = drawn(Shape(batch, heads, queries, head_dim, causal, kv_heads=kv_heads, kv_len=keys))
+    given, causal = of_sizes(sizes, head_dim)
     require_near(given, causal, launch(given, causal, dtype))
 
 
@@ -80,18 +75,14 @@ def test_its_errors_are_at_most_twice_the_formulas(head_dim, sizes, dtype):
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_an_output_in_e4m3_is_the_other_one_rounded(head_dim, sizes, each):
     """Over a scale of which its largest element is 448, or a head's."""
-    batch, heads, queries, kv_heads, keys, causal = sizes
-    q, k, v = drawn(Shape(batch, heads, queries, head_dim, causal, kv_heads=kv_heads, kv_len=keys))
-    exact = oracle.float64(*(one.dequantized() for one in (q, k, v)), causal)
+    given, causal = of_sizes(sizes, head_dim)
+    exact = oracle.float64(*(one.dequantized() for one in given), causal)
     most = exact.abs().amax((2, 3)) if each else exact.abs().amax().view(1, 1)
     of_output = (most / LARGEST).float().unsqueeze(-1)
-    output = launch((q, k, v), causal, E4M3, [of_output])
-    formula = accuracy.attention(q, k, v, causal, None, E4M3, out_scales=of_output)
+    output = launch(given, causal, E4M3, [of_output])
     assert output.dtype == E4M3
-    widened, right = (one.float() * of_output.unsqueeze(-1) for one in (output, formula))
-    found, allowed = (Error.between(one, exact) for one in (widened, right))
-    assert found.within(Error(GATE_FACTOR * allowed.maximum, GATE_FACTOR * allowed.mean)), (found, allowed)
-    nearest = launch((q, k, v), causal).float() / of_output.unsqueeze(-1)
+    require_near(given, causal, output, of_output)
+    nearest = launch(given, causal).float() / of_output.unsqueeze(-1)
     apart = (output.float() - nearest).abs()
     assert (apart <= nearest.abs() / 15 + 2.0**-9).all()  # half a unit, and where float16 was rounded across the middle
 
@@ -117,7 +108,7 @@ def test_an_output_in_e4m3_follows_a_view_and_leaves_other_memory(head_dim):
     assert guards.unwritten(output, output.clone()) == 0
     assert output.stride() == view.values.stride()
     same = launch((q, k, v), False, E4M3, of_output)
-    assert torch.equal(output.view(torch.uint8), same.view(torch.uint8))
+    assert torch.equal(bytes_of(output), bytes_of(same))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -174,7 +165,7 @@ def test_attend_takes_it(head_dim, monkeypatch):
     assert torch.equal(attnlab.attend(*tensors, True, scales=scales), launch(given))
     of_output = torch.full((1, 1, 1), 0.01, device=GPU)
     narrow = attnlab.attend(*tensors, True, scales=(*scales, of_output), dtype=E4M3)
-    assert torch.equal(narrow.view(torch.uint8), launch(given, True, E4M3, [of_output]).view(torch.uint8))
+    assert torch.equal(bytes_of(narrow), bytes_of(launch(given, True, E4M3, [of_output])))
 
 
 def test_a_graph_reads_scales_when_it_is_replayed(head_dim):
@@ -199,6 +190,12 @@ def quantising():
         pytest.skip("the kernel needs a Hopper GPU and CuPy")
 
 
+def require_same(found, right):
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one.scales.cpu(), other.scales.cpu())
+        assert torch.equal(bytes_of(one.values.cpu()), bytes_of(other.values.cpu()))
+
+
 def odd(tensor):
     """The tensor with what is not finite, subnormal, or zero in some of its heads."""
     special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 0.0, 6e-8, -6e-8, 448.0], device=GPU)
@@ -221,9 +218,7 @@ def test_the_kernel_quantises_to_the_same_bits(monkeypatch, length, columns, dty
     found = quantize(*given, rotated=rotated)
     monkeypatch.setattr(quantizing, "serves", lambda *_: False)
     for where in (GPU, torch.device("cpu")):
-        for one, right in zip(found, quantize(*(x.to(where) for x in given), rotated=rotated), strict=True):
-            assert torch.equal(one.scales.cpu(), right.scales.cpu())
-            assert torch.equal(one.values.cpu().view(torch.uint8), right.values.cpu().view(torch.uint8))
+        require_same(found, quantize(*(x.to(where) for x in given), rotated=rotated))
 
 
 @pytest.mark.usefixtures("quantising")
@@ -232,9 +227,7 @@ def test_scales_far_from_one_divide_as_exactly(monkeypatch, exponent):
     given = [torch.randn(1, 2, 300, 64, device=GPU).mul(2.0**exponent).bfloat16() for _ in range(3)]
     found = quantize(*given)
     monkeypatch.setattr(quantizing, "serves", lambda *_: False)
-    for one, right in zip(found, quantize(*(x.cpu() for x in given)), strict=True):
-        assert torch.equal(one.scales.cpu(), right.scales)
-        assert torch.equal(one.values.cpu().view(torch.uint8), right.values.view(torch.uint8))
+    require_same(found, quantize(*(x.cpu() for x in given)))
 
 
 # In a run
@@ -258,11 +251,9 @@ def test_what_is_quantised_follows_what_is_drawn(head_dim, rotated, served, monk
         monkeypatch.setattr(quantizing, "serves", lambda *_: False)
     shape = Shape(2, 8, 512, head_dim)
     windows = inputs.Windows(shape, GPU, 5)
-    rounded = windows.rounded(f"head{ROTATED * rotated}")
+    rounded = subjects.InE4M3(rotated=rotated).rounded(windows)
     for seed in (1, 2):
         windows.draw(seed)
         rounded.refresh()
         for window in range(5):
-            for one, right in zip(rounded[window], quantize(*windows[window], rotated=rotated), strict=True):
-                assert torch.equal(one.scales, right.scales)
-                assert torch.equal(one.values.view(torch.uint8), right.values.view(torch.uint8))
+            require_same(rounded[window], quantize(*windows[window], rotated=rotated))

@@ -187,7 +187,7 @@ def test_who_repeats_itself_differs_nowhere():
 
 def appointed(session, shape, windows):
     reference = ReferenceCheck(windows, shape)
-    check_all(session, shape, [], windows, "before", {"": reference})
+    check_all(session, shape, [], windows, "before", {reference_check.INPUTS: reference})
     return reference
 
 

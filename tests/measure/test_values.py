@@ -36,9 +36,9 @@ SHAPES = [
 ]
 SPREAD = Shape(3, 8, 50, 32, dtype="float32", lengths="spread")
 KINDS = [kind for kind in STANDARD if not kind.startswith("captured")]
-EVERY = [shape.resized(values=kind) for shape in SHAPES for kind in KINDS]
-EVERY += [SPREAD.resized(values=kind) for kind in KINDS if not placed(kind)]
-EVERY += [PLAIN.resized(direction="training")]
+EVERY = [shape.resized(values=kind) for shape in SHAPES[1:3] for kind in KINDS]
+EVERY += [SPREAD.resized(values=kind) for kind in ("normal", "sd 6", "outliers", "zeros")]
+EVERY += [*SHAPES, PLAIN.resized(direction="training")]
 COUNT = 7
 
 
@@ -61,11 +61,11 @@ def logits(given: Inputs, shape: Shape) -> torch.Tensor:
     return q.double() @ k.double().transpose(-1, -2) * (shape.scale or 1 / math.sqrt(shape.head_dim))
 
 
-def all_logits(shape: Shape, kind: str) -> Iterator[torch.Tensor]:
+def all_logits(shape: Shape, kind: str) -> list[torch.Tensor]:
     shape = shape.resized(values=kind)
     found = [logits(given, shape) for given in everywhere(drawn(shape))]
     assert len(found) == 2 * COUNT
-    yield from found
+    return found
 
 
 def deviation(shape: Shape) -> float:
@@ -83,7 +83,7 @@ def by_distance(scores: torch.Tensor, distance: int) -> float:
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, SPREAD], ids=str)
-@pytest.mark.parametrize("amount", [1, 2, 4, 6, 0.5])
+@pytest.mark.parametrize("amount", [1, 6, 0.5])
 def test_logits_have_the_deviation_that_is_stated(shape, amount):
     kind = "normal" if amount == 1 else f"sd {amount}"
     expected = amount * deviation(shape)
@@ -303,8 +303,8 @@ def test_a_shape_that_what_was_captured_does_not_do_for_is_not_supported(file, s
 def study_of(path, **axes):
     """The tiny study with another sweep, of what was captured in a file."""
     return tiny_study(
-        captured=str(path), replicates=1, samples=3, implementations=["sdpa.auto", "sdpa.math"],
-        sweeps=TINY["sweeps"] | {"values": TINY["target"] | {"values": f"captured {LAYER}"} | axes},
+        captured=str(path), replicates=1, samples=2, implementations=["sdpa.auto"],
+        sweeps={"target": TINY["target"], "values": TINY["target"] | {"values": f"captured {LAYER}"} | axes},
     )  # fmt: skip
 
 
@@ -315,10 +315,8 @@ def test_a_run_measures_what_was_captured_and_skips_with_a_reason_what_was_not(f
     assert run.manifest["captured"] == {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
     assert captured.digests(tiny_study(captured="/no/such/file")) == {}
     cases = run.cases[run.cases["values"] == f"captured {LAYER}"]
-    assert (run.cases.drop(cases.index)["status"] == "measured").all()
-    found = {(case.seq_len, case.head_dim): (case.status, case.reason) for case in cases.itertuples()}
     width = "the captured heads have 64 columns, not 32"
-    assert found == {
+    assert {(case.seq_len, case.head_dim): (case.status, case.reason) for case in cases.itertuples()} == {
         (32, 64): ("measured", ""),
         (64, 64): ("skipped", "40 tokens were captured, and the shape has 64 keys"),
         (32, 32): ("skipped", width),
@@ -366,6 +364,3 @@ def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_pat
         assert re.fullmatch(said.format(re.escape(str(path))), told(partial(begins, study)))
     assert not (data / "one").exists()
     assert "looking at the machine" not in capsys.readouterr().err
-
-
-# Which of a study's shapes are checked on extremes

@@ -11,19 +11,25 @@ FALLBACK = "sdpa.auto"
 """What `attnlab.attend` calls where its dispatch table names nothing else."""
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
-PEERS = ("peer.flex", "peer.flash4", "peer.cudnn", "peer.flashinfer", "peer.xformers")
-"""PyTorch's FlexAttention, and flash-attn-4, cuDNN's own frontend, FlashInfer and xFormers where they are installed."""
+PEERS = {
+    "peer.flex": (),
+    "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
+    "peer.cudnn": ("nvidia-cudnn-frontend",),
+    "peer.flashinfer": ("flashinfer-python", "apache-tvm-ffi"),
+    "peer.xformers": ("xformers",),
+}
+"""By the name of each, a module of `measuring.peers`: the packages whose versions a run on a GPU records."""
 REFERENCES = ("reference.float64",)
 FP8_KERNEL, CUDNN_FP8 = f"{ladder.PREFIX}fp8", "peer.cudnn_fp8"
 FP8_QUANTIZING = (f"{FP8_KERNEL}_quantizing", f"{FP8_KERNEL}_quantizing_rotated")
 FP8_ROTATED = (f"{FP8_KERNEL}_rotated", FP8_QUANTIZING[1])
-"""What rotates Q and K before it rounds them, as the quantising kernel can."""
-FP8_ALIASES = tuple(dict.fromkeys(FP8_QUANTIZING + FP8_ROTATED))
-"""What calls the rung `FP8_KERNEL` with other inputs, and is no rung."""
+"""These rotate Q and K before they round them, as the quantising kernel can."""
+FP8_ALIASES = (*FP8_QUANTIZING, FP8_ROTATED[0])
+"""These call the rung `FP8_KERNEL` with other inputs, and are no rungs."""
 FP8 = (FP8_KERNEL, *FP8_ALIASES, CUDNN_FP8)
-"""What rounds Q, K and V of 16 bits to e4m3 and multiplies these: before it is timed or, by its name, while it is."""
+"""These round Q, K and V of 16 bits to e4m3 and multiply these: before they are timed or, by their names, while."""
+PACKAGES = PEERS | {CUDNN_FP8: PEERS["peer.cudnn"]}
 E4M3 = "float8_e4m3fn"
-"""The dtype of what these multiply."""
 _CONTROL = "control."
 
 

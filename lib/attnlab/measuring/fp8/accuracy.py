@@ -1,35 +1,20 @@
-"""What FP8 costs in accuracy, against float64 of inputs that were not quantised."""
+"""Attention in FP8 by PyTorch's operations, and its costs in accuracy, against float64 of inputs as they were drawn."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from attnlab.measuring.fp8.quantize import E4M3, LARGEST, ROTATED, SCALES, Quantized, multiplies, quantize
+from attnlab.measuring.fp8.quantize import E4M3, LARGEST, SCALES, Quantized, multiplies, quantize
+from attnlab.measuring.gate.check import Deviation
 from attnlab.measuring.subjects import inputs, oracle
 from attnlab.study.shapes import Shape
 
 PROBABILITY_SCALE = 2.0**8
-"""By what probabilities, which are at most 1, are multiplied before they are rounded: e4m3 has numbers up to 448."""
-
-
+"""The factor of probabilities, which are at most 1, before they are rounded: e4m3 has numbers up to 448."""
 Attention = Callable[[Tensor, Tensor, Tensor, bool, float | None], Tensor]
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """How far an output is from the oracle: root of the mean square, and the largest; infinite where it is NaN."""
-
-    rmse: float
-    maximum: float
-
-    @classmethod
-    def between(cls, output: Tensor, exact: Tensor) -> "Deviation":
-        distance = (output.double() - exact).abs().nan_to_num(nan=math.inf)
-        return cls(distance.square().mean().sqrt().item(), distance.max().item())
 
 
 def attention(
@@ -75,17 +60,15 @@ def attention(
         if of_out is not None:
             output = (output / of_out[some]).clamp(-LARGEST, LARGEST)
         parts.append(output.to(dtype))
-    shape = q.values.shape if heads is None else (1, len(heads), seq_len, head_dim)
-    return torch.cat(parts).view(shape)
+    return torch.cat(parts).view(q.values.shape if heads is None else (1, len(heads), seq_len, head_dim))
 
 
 def _of_each_head(tensor: Quantized, count: int) -> tuple[Tensor, Tensor]:
-    """Of each of so many query heads of each sequence: its numbers as bytes, and the scale of each row or of all."""
-    scales = tensor.of_each_row()
-    shared = count // tensor.values.shape[1]
-    every = scales.expand(*tensor.values.shape[:2], -1, -1)
-    numbers, factors = (one.repeat_interleave(shared, 1) for one in (tensor.values.view(torch.uint8), every))
-    return numbers.flatten(0, 1), factors.flatten(0, 1)
+    """The numbers as bytes of each of `count` query heads of each sequence, and the scale of each row or of all."""
+    values, scales = tensor.values, tensor.of_each_row()
+    each = values.view(torch.uint8), scales.expand(*values.shape[:2], -1, -1)
+    numbers, factors = (one.repeat_interleave(count // values.shape[1], 1).flatten(0, 1) for one in each)
+    return numbers, factors
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -113,7 +96,7 @@ def in_half(
     scale: float | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Tensor:
-    """Attention of what quantised inputs stand for by what computes it in float16, which has e4m3's numbers exactly.
+    """Attention of the numbers of quantised inputs by an implementation in float16, which has e4m3's exactly.
 
     The scales of Q and K go into Q, whose elements are rounded to 11 bits; that of V is multiplied with the output.
     """
@@ -125,24 +108,11 @@ def in_half(
     return (output.float() * of_values.unsqueeze(-1)).to(dtype)
 
 
-def widened(output: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What an output in e4m3, over a scale, stands for."""
-    return (output.float() * scale).to(dtype)
-
-
-def in_e4m3(output: Tensor, scale: Tensor) -> Tensor:
-    """An output that was rounded to e4m3 over the scale of V, which none of its elements exceeds."""
-    return widened((output.float() / scale).to(E4M3), scale, output.dtype)
-
-
 def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:
-    """How far attention is from float64 on a shape's values, not quantised, by what its inputs are rounded to.
+    """How far attention is from float64 on a shape's values, by the rounding of its inputs.
 
     The first is the shape's own dtype, composed from single operations (`oracle.composed`); the others are e4m3 with
-    each of `SCALES`, rotated or not. All give their output in the shape's dtype.
-
-    Args:
-        rows: the rows of a block.
+    each of `SCALES`, rotated or not, and blocks of `rows` rows. All give their output in the shape's dtype.
 
     Raises:
         Unsupported: what was captured doesn't do for this shape.
@@ -151,7 +121,7 @@ def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> 
     exact = oracle.float64(q, k, v, shape.causal, shape.scale)
     found = {shape.dtype: Deviation.between(oracle.composed(q, k, v, shape.causal, shape.scale), exact)}
     for scales, rotated in product(SCALES, (False, True)):
-        of_block = rows if scales == "block" else None
-        output = attention(*quantize(q, k, v, scales, of_block, rotated), shape.causal, shape.scale or None, q.dtype)
-        found[f"e4m3 per {scales}{ROTATED * rotated}"] = Deviation.between(output, exact)
+        quantized = quantize(q, k, v, scales, rows if scales == "block" else None, rotated)
+        output = attention(*quantized, shape.causal, shape.scale or None, q.dtype)
+        found[f"e4m3 per {scales}{', rotated' * rotated}"] = Deviation.between(output, exact)
     return found

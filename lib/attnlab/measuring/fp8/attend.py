@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnlab.base.errors import UserError
-from attnlab.measuring.fp8 import accuracy, subjects
+from attnlab.measuring.fp8 import accuracy, kernel
 from attnlab.measuring.fp8.quantize import E4M3, Quantized
 from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects.implementation import Unsupported
@@ -42,19 +42,19 @@ def attend(
         return torch.empty_like(q, dtype=dtype)
     if q.is_cuda:
         with suppress(Unsupported, UserError):
-            return subjects.rung().of_scales(q, k, v, scales, causal, scale, dtype)
+            return kernel.rung().of_scales(q, k, v, scales, causal, scale, dtype)
+    tensors = zip((q, k, v), scales, strict=False)
+    queries, keys, values = (Quantized(tensor, own, tensor.shape[2]) for tensor, own in tensors)
     of_output = scales[3] if dtype == E4M3 else None
-    given = zip((q, k, v), scales, strict=False)
-    queries, keys, values = (Quantized(tensor, scaling, tensor.shape[2]) for tensor, scaling in given)
     return accuracy.attention(queries, keys, values, causal, scale, dtype, out_scales=of_output)
 
 
 def _unfit(
     q: Tensor, k: Tensor, v: Tensor, scales: Sequence[Tensor], causal: bool, scale: float | None, dtype: torch.dtype
 ) -> str:
-    """Why nothing computes attention of these, after who takes them; empty if something does."""
-    given = {"q": q, "k": k, "v": v}
-    for name, tensor in given.items():
+    """Why nothing computes attention of these; empty if something does."""
+    scaled = {"q": q, "k": k, "v": v}
+    for name, tensor in scaled.items():
         if not isinstance(tensor, Tensor) or tensor.dtype != E4M3:
             found = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             return f"takes scales with tensors in {E4M3}, and {name} is {found}"
@@ -66,16 +66,13 @@ def _unfit(
         return f"gives {', '.join(map(str, OUTPUTS))} of tensors in {E4M3}, not {dtype}"
     if refused := rungs.unlike_grouped(q, k, v, causal, scale):
         return refused
-    scaled = given | ({"the output": q} if dtype == E4M3 else {})
+    scaled |= {"the output": q} if dtype == E4M3 else {}
     if len(scales) != len(scaled):
         return f"takes the scales of {', '.join(scaled)} where it gives {dtype}, not {len(scales)} of them"
-    for (name, tensor), scaling in zip(scaled.items(), scales, strict=True):
-        if not isinstance(scaling, Tensor) or (scaling.dtype, scaling.device) != (torch.float32, q.device):
+    for (name, tensor), own in zip(scaled.items(), scales, strict=True):
+        if not isinstance(own, Tensor) or (own.dtype, own.device) != (torch.float32, q.device):
             return f"takes scales in torch.float32 on {q.device}: those of {name} are not"
         batch, heads = tensor.shape[:2]
-        fits = scaling.ndim == 3 and all(
-            size in (1, n) for size, n in zip(scaling.shape, (batch, heads, 1), strict=True)
-        )
-        if not fits:
-            return f"takes scales ({batch} or 1, {heads} or 1, 1) of {name}, not {tuple(scaling.shape)}"
+        if own.ndim != 3 or any(n not in (1, most) for n, most in zip(own.shape, (batch, heads, 1), strict=True)):
+            return f"takes scales ({batch} or 1, {heads} or 1, 1) of {name}, not {tuple(own.shape)}"
     return ""

@@ -7,7 +7,7 @@ by its scale in float32 and rounded to e4m3 once, to nearest even: its error is 
 scale where that is more. What isn't finite becomes NaN, which e4m3 has, and takes no part in its scale.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -22,8 +22,6 @@ FIRST_E4M3 = (8, 9)
 """The compute capability from which on tensor cores multiply such numbers."""
 SCALES = ("tensor", "head", "block")
 """What has a scale of its own: a tensor, each head of each sequence, or each block of a head's rows."""
-ROTATED = ", rotated"
-"""After one of these, in the name of a rounding: Q and K are rotated first."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -52,7 +50,10 @@ class Quantized:
 
     def of_each_row(self) -> Tensor:
         """The scale of each row, ``(batch, heads, length, 1)``; of length 1 where there is one for all rows."""
-        return _of_each_row(self.scales, self.rows, self.values.shape[2])
+        length = self.values.shape[2]
+        if self.rows >= length:
+            return self.scales.unsqueeze(-1)
+        return self.scales.repeat_interleave(self.rows, dim=-1)[..., :length].unsqueeze(-1)
 
 
 def quantize(
@@ -71,9 +72,8 @@ def quantize(
             of what has none, or a head_dim that is to be rotated is no power of two.
     """
     if rows is not None and scales != "block":
-        raise ValueError(
-            f'rows are those of a block: state scales="block" with them, not {scales!r}, or leave them out'
-        )
+        advice = f'state scales="block" with them, not {scales!r}, or leave them out'
+        raise ValueError(f"rows are those of a block: {advice}")
     tensors = (q, k, v)
     if scales == "head" and all(tensor.numel() for tensor in tensors) and quantizing.serves(*tensors):
         made = quantizing.quantized(tensors, _signs(q.shape[-1], torch.device("cpu")) if rotated else None)
@@ -82,14 +82,6 @@ def quantize(
         turned = (rotate(q), rotate(k), v) if rotated else tensors
         found = [_quantized(tensor, scales, 64 if rows is None else rows) for tensor in turned]
     return found[0], found[1], found[2]
-
-
-def rounded(q: Tensor, k: Tensor, v: Tensor, rounding: str) -> tuple[Quantized, Quantized, Quantized]:
-    """Q, K and V in e4m3 by the name of a rounding: one of `SCALES`, followed by `ROTATED` where Q and K are rotated.
-
-    Products of rotated rows are those of the rows, so that attention of the dequantised tensors needs no turning back.
-    """
-    return quantize(q, k, v, rounding.removesuffix(ROTATED), rotated=rounding.endswith(ROTATED))
 
 
 def rotates(head_dim: int) -> bool:
@@ -130,23 +122,16 @@ def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
         raise ValueError(f"quantising takes float16, bfloat16 and float32, not {tensor.dtype} of {list(tensor.shape)}")
     if rows < 1:
         raise ValueError(f"a block has at least one row, not {rows}")
-    length = tensor.shape[2]
-    given, rows = tensor.float(), rows if scales == "block" else length
-    unfit = ~given.isfinite()
+    length, given = tensor.shape[2], tensor.float()
+    rows, unfit = rows if scales == "block" else length, ~given.isfinite()
     largest = given.abs().masked_fill(unfit, 0.0).amax(-1)
+    largest = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows)).amax(-1)
     if scales == "tensor":
         largest = largest.amax().view(1, 1, 1)
-    else:
-        blocks = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows))
-        largest = blocks.amax(-1)
     # The least scale is the least normal number: a subnormal one may be 0, on devices that flush them or by dividing.
     # A scalar on the host would be multiplied by its reciprocal on a GPU.
     found = (largest / torch.full_like(largest, LARGEST)).clamp(min=torch.finfo(torch.float32).tiny)
     # What becomes of an infinity that is cast to e4m3 depends on PyTorch's version.
-    values = (given / _of_each_row(found, rows, length)).masked_fill(unfit, torch.nan).to(E4M3)
-    return Quantized(values, found, rows)
-
-
-def _of_each_row(scales: Tensor, rows: int, length: int) -> Tensor:
-    """The scale of each row, ``(batch, heads, length, 1)``; `scales` itself where there is one for all rows."""
-    return scales.repeat_interleave(rows, dim=-1)[..., :length].unsqueeze(-1) if rows < length else scales.unsqueeze(-1)
+    whole = Quantized(given, found, rows)
+    values = (given / whole.of_each_row()).masked_fill(unfit, torch.nan).to(E4M3)
+    return replace(whole, values=values)

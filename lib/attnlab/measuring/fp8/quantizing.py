@@ -66,7 +66,7 @@ def quantized(tensors: tuple[Tensor, Tensor, Tensor], signs: Tensor | None = Non
     Args:
         signs: 1 or -1 for each column, where Q and K are rotated.
     """
-    first = tensors[0]
+    batch, _, _, head_dim = tensors[0].shape
     # As bytes: PyTorch can't fill fresh memory with NaN in e4m3.
     values = [torch.empty(tensor.shape, dtype=torch.uint8, device=tensor.device) for tensor in tensors]
     scales = [torch.empty(*tensor.shape[:2], 1, device=tensor.device) for tensor in tensors]
@@ -74,11 +74,19 @@ def quantized(tensors: tuple[Tensor, Tensor, Tensor], signs: Tensor | None = Non
         Side(x.data_ptr(), v.data_ptr(), s.data_ptr(), *x.stride()[:3], *x.shape[1:3])
         for x, v, s in zip(tensors, values, scales, strict=True)
     ]
-    given = Given(*sides, _words(signs), first.shape[0])
-    rotated, device = signs is not None, first.get_device()
-    threads = _threads(max(x.shape[2] for x in tensors), first.shape[3], rotated)
+    given = Given(*sides, _words(signs), batch)
+    rotated, device = signs is not None, tensors[0].get_device()
+    vectors = max(x.shape[2] for x in tensors) * head_dim // VECTOR // CLUSTER
+    threads = min(MOST_THREADS[rotated], max(FEWEST_THREADS, vectors // OWN_VECTORS // 32 * 32))
+    ctas = CLUSTER * batch * sum(x.shape[1] for x in tensors)
     with torch.cuda.device(device):
-        _launch(_function(expression(first.dtype, first.shape[3], rotated), device), given, threads, device)
+        function, driver = _function(expression(tensors[0].dtype, head_dim, rotated), device), _libraries()[1]
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(given))
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        launch = (ctas, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
+        (error,) = driver.cuLaunchKernel(driver.CUfunction(function.kernel.ptr), *launch)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise torch.AcceleratorError(error.name)
     return [(v.view(torch.float8_e4m3fn), s) for v, s in zip(values, scales, strict=True)]
 
 
@@ -87,11 +95,6 @@ def _fits(tensor: Tensor) -> bool:
     strides = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
     whole = all(step * tensor.element_size() % ALIGNMENT == 0 for step in strides)
     return tensor.shape[-1] in HEAD_DIMS and tensor.stride(-1) == 1 and whole and tensor.data_ptr() % ALIGNMENT == 0
-
-
-def _threads(length: int, head_dim: int, rotated: bool) -> int:
-    vectors = length * head_dim // VECTOR // CLUSTER
-    return min(MOST_THREADS[rotated], max(FEWEST_THREADS, vectors // OWN_VECTORS // 32 * 32))
 
 
 @cache  # the signs of a head_dim are one tensor
@@ -105,33 +108,16 @@ def _words(signs: Tensor | None) -> Any:
     return (ctypes.c_uint * 4)(*words)
 
 
-def _launch(function: Any, given: Given, threads: int, device: int) -> None:
-    libraries = _libraries()
-    assert libraries is not None
-    _, driver = libraries
-    heads = given.batches * (given.q.heads + given.k.heads + given.v.heads)
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(given))
-    grid, block = (CLUSTER * heads, 1, 1), (threads, 1, 1)
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    (error,) = driver.cuLaunchKernel(
-        driver.CUfunction(function.kernel.ptr), *grid, *block, 0, stream, ctypes.addressof(pointers), 0
-    )
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise torch.AcceleratorError(error.name)
-
-
 @cache
 def _function(named: str, device: int) -> Any:
     """An instance, compiled once for each device, which is the current one."""
-    libraries = _libraries()
-    assert libraries is not None
-    cupy, _ = libraries
     options = ("-std=c++17", "-arch=sm_90a")
-    return cupy.RawModule(code=SOURCE.read_text(), options=options, name_expressions=(named,)).get_function(named)
+    module = _libraries()[0].RawModule(code=SOURCE.read_text(), options=options, name_expressions=(named,))
+    return module.get_function(named)
 
 
 @cache
-def _libraries() -> tuple[Any, Any] | None:
+def _libraries() -> Any:
     """CuPy and the driver's bindings; None where one is not installed."""
     try:
         import cupy

@@ -1,44 +1,188 @@
-"""What computes attention in FP8 where a study names it, at shapes in float16 and bfloat16.
+"""Implementations in FP8 that a study names, at shapes in float16 and bfloat16.
 
-`kernel.fp8` and `peer.cudnn_fp8` are given Q, K and V in e4m3, which is done outside of what is timed, each time that
-the inputs change. What `kernel.fp8_quantizing` is timed with is all that a program does which has them in 16 bits. Of
-each, there is one whose Q and K are rotated before they are rounded; the rung can't tell.
+`kernel.fp8` and `peer.cudnn_fp8` are given Q, K and V in e4m3. These are rounded outside of what is timed, each time
+that the inputs change. What `kernel.fp8_quantizing` is timed with is all that a program does which has them in 16 bits.
+Of each, there is one whose Q and K are rotated before they are rounded; the rung can't tell. All are held to the
+numbers that their e4m3 inputs stand for.
 """
 
-from functools import cache, partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnlab.measuring.fp8 import cudnn
+from attnlab.measuring.fp8 import accuracy, cudnn
 from attnlab.measuring.fp8 import quantizing as quantizing_kernel
-from attnlab.measuring.fp8.quantize import E4M3, ROTATED, Quantized, rounded
+from attnlab.measuring.fp8.kernel import rung
+from attnlab.measuring.fp8.quantize import E4M3, Quantized, quantize, rotates
+from attnlab.measuring.instruments import devices
 from attnlab.measuring.kernels import rungs
-from attnlab.measuring.subjects.implementation import Implementation, Unsupported
-from attnlab.study import ladder
+from attnlab.measuring.subjects.implementation import (
+    Attention,
+    Implementation,
+    Numbers,
+    Operands,
+    Tensors,
+    Unsupported,
+)
+from attnlab.measuring.subjects.inputs import Windows
+from attnlab.measuring.subjects.oracle import composed
 from attnlab.study.implementations import CUDNN_FP8, FP8_ALIASES, FP8_KERNEL, FP8_QUANTIZING, FP8_ROTATED
+from attnlab.study.shapes import Shape
+
+
+class RoundedWindows:
+    """Windows of inputs in e4m3, as they were when this was refreshed.
+
+    All is rounded at once, so that neighbouring windows share memory here too. A head has the scale that it would have
+    by itself; one scale is that of all windows.
+    """
+
+    def __init__(self, windows: Windows, operands: "InE4M3") -> None:
+        self._windows, self._operands = windows, operands
+        self._given = [tensor.unsqueeze(0) for tensor in windows.memory]
+        self._values = [torch.empty_like(tensor, dtype=E4M3) for tensor in windows.memory]
+        self._factors = [torch.empty(len(tensor), 1, 1, device=tensor.device) for tensor in windows.memory]
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __getitem__(self, window: int) -> tuple[Quantized, ...]:
+        """Q, K and V of a window."""
+        values, factors = (self._windows.within(each, window) for each in (self._values, self._factors))
+        if self._operands.scales == "tensor":
+            factors = tuple(factor[:1, :1] for factor in factors)
+        return tuple(Quantized(v, f[..., 0], v.shape[2]) for v, f in zip(values, factors, strict=True))
+
+    def refresh(self) -> None:
+        """Round the values that are in place now, on the current stream; on a GPU by a single launch of a graph."""
+        if self._values[0].is_cuda and self._graph is None:
+            self._quantize()  # what it does only once, it can't do while it is captured
+            self._graph = torch.cuda.CUDAGraph()
+            with devices.no_garbage_collected(), torch.cuda.graph(self._graph):
+                self._quantize()
+        if self._graph is None:
+            self._quantize()
+        else:
+            self._graph.replay()
+
+    def _quantize(self) -> None:
+        for one, values, factors in zip(self._operands.round(*self._given), self._values, self._factors, strict=True):
+            values.copy_(one.values[0])
+            factors.copy_(one.scales[0].unsqueeze(-1))
+
+
+class RoundedNumbers(Numbers):
+    """The numbers of a window that is rounded.
+
+    Only cuDNN takes one scale for a tensor, and it was made to give e4m3: then an output in e4m3 is over the scale of
+    V, and is widened before it is compared.
+    """
+
+    as_drawn = False
+
+    def __init__(self, rounded: RoundedWindows, window: int, one_scale: bool, dtype: torch.dtype) -> None:
+        self._rounded, self._window, self._one_scale, self._dtype = rounded, window, one_scale, dtype
+
+    def now(self) -> Tensors:
+        self._rounded.refresh()
+        return tuple(tensor.dequantized() for tensor in self._rounded[self._window])
+
+    def composed(
+        self, attention: Attention, compared: Tensors, causal: bool, scale: float | None, heads: Tensor | None
+    ) -> Tensors:
+        q, k, v = self._rounded[self._window]
+        output = accuracy.attention(q, k, v, causal, scale, self._dtype, heads)
+        return (self.widened((output.float() / v.scales).to(E4M3)) if self._one_scale else output,)
+
+    def widened(self, output: Tensor) -> Tensor:
+        if output.dtype != E4M3 or not self._one_scale:
+            return output
+        return (output.float() * self._rounded[self._window][2].scales.view(())).to(self._dtype)
+
+
+@dataclass(frozen=True)
+class InE4M3(Operands):
+    """Q, K and V rounded to e4m3.
+
+    Attributes:
+        scales: one of `quantize.SCALES` but blocks; `rotated` is whether Q and K are rotated first.
+    """
+
+    scales: str = "head"
+    rotated: bool = False
+
+    def round(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Quantized, Quantized, Quantized]:
+        """Q, K and V in e4m3.
+
+        Products of rotated rows are those of the rows, so that attention of the dequantised tensors needs no turning
+        back.
+        """
+        return quantize(q, k, v, self.scales, rotated=self.rotated)
+
+    def rounded(self, windows: Windows) -> RoundedWindows:
+        """Windows in e4m3, made of their values when they are refreshed, and kept with them.
+
+        Raises:
+            Unsupported: there is no head whose rows lie in one window alone, the inputs are more than Q, K and V, or
+                rows of this head_dim can't be rotated.
+        """
+        if windows.by_token or len(windows.memory) != 3:
+            raise Unsupported("inputs are quantised before they are timed for forward passes, heads first, alone")
+        if self.rotated and not rotates(head_dim := windows.shape.head_dim):
+            raise Unsupported(f"rotating takes a head_dim that is a power of two, not {head_dim}")
+        if self not in windows.kept:
+            windows.kept[self] = RoundedWindows(windows, self)
+        found: RoundedWindows = windows.kept[self]
+        return found
+
+    def of(self, windows: Windows, window: int = 0) -> RoundedNumbers:
+        dtype = windows.memory[0].dtype
+        return RoundedNumbers(self.rounded(windows), window, self.scales == "tensor", dtype)
+
+    def reference(self, plain: Implementation) -> Implementation:
+        """SDPA's backends in float16, and the formula in e4m3, which is slower and farther from float64."""
+        if plain.call is composed:
+            return E4M3Implementation(f"{plain.name} in e4m3", accuracy.attention, operands=self)
+        call = partial(accuracy.in_half, plain.call)
+        return E4M3Implementation(f"{plain.name} of e4m3 in float16", call, plain.selected, operands=self)
+
+
+@dataclass(frozen=True)
+class E4M3Implementation(Implementation):
+    """`call` takes each of Q, K and V as `Quantized`, and the output's dtype as the keyword `dtype`."""
+
+    operands: InE4M3 = InE4M3()
+
+    def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
+        if shape.direction == "training" or shape.lengths == "spread":
+            return super().bound(given, shape)  # which refuses these
+        return self._on(self.operands.round(*given), shape)
+
+    def on(self, windows: Windows, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
+        rounded = self.operands.rounded(windows)
+        return lambda window: self._on(rounded[window], shape), rounded.refresh
+
+    def _on(self, given: tuple[Quantized, ...], shape: Shape) -> Callable[[], Any]:
+        scale = {"scale": shape.scale} if shape.scale else {}
+        return partial(self.call, *given, shape.causal, dtype=getattr(torch, shape.dtype), **scale)
 
 
 def kernel(
     q: Quantized, k: Quantized, v: Quantized, causal: bool, dtype: torch.dtype, scale: float | None = None
 ) -> Tensor:
-    """The rung in e4m3; raises as `rungs.Kernel.of_scales` does."""
+    """The rung in e4m3; raises as `ScaledKernel.of_scales` does."""
     scales = (q.scales, k.scales, v.scales)
     return rung().of_scales(q.values, k.values, v.values, scales, causal, scale, dtype)
 
 
-def quantizing(rounding: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """The same of 16-bit tensors, which it rounds (`quantize.rounded`).
-
-    Raises:
-        Unsupported: the rung doesn't serve this, or the quantising kernel can't be compiled here.
-        Broken: as `rungs.Kernel.of_scales` does.
-    """
+def quantizing(operands: InE4M3, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+    """The same of 16-bit tensors, which it rounds; raises Unsupported too where the quantising kernel can't do that."""
     if not quantizing_kernel.serves(q, k, v):
         dims = " or ".join(map(str, quantizing_kernel.HEAD_DIMS))
         raise Unsupported(f"{FP8_QUANTIZING[0]} takes float16 or bfloat16 of head_dim {dims} on Hopper, where CuPy is")
-    return kernel(*rounded(q, k, v, rounding), causal, q.dtype, scale)
+    return kernel(*operands.round(q, k, v), causal, q.dtype, scale)
 
 
 def _resources(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
@@ -47,26 +191,15 @@ def _resources(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | Non
     return rungs.needs(rung().prepared_scaled(queries, keys, values, causal, scale, q.dtype))
 
 
-@cache
-def rung() -> rungs.Kernel:
-    """`kernel.fp8` on tensors in e4m3; raises UserError where the ladder lacks it."""
-    return rungs.of(ladder.rung(FP8_KERNEL))
-
-
 def _ours(name: str) -> Implementation:
-    rounding, quantizes = f"head{ROTATED * (name in FP8_ROTATED)}", name in FP8_QUANTIZING
-    return Implementation(
-        name,
-        partial(quantizing, rounding) if quantizes else kernel,
-        resources=_resources,
-        differentiable=False,
-        repeats=True,
-        rounding=rounding,
-        quantized=not quantizes,
-    )
+    operands = InE4M3(rotated=name in FP8_ROTATED)
+    options: dict[str, Any] = {"resources": _resources, "differentiable": False, "repeats": True, "operands": operands}
+    if name in FP8_QUANTIZING:
+        return Implementation(name, partial(quantizing, operands), **options)
+    return E4M3Implementation(name, kernel, **options)
 
 
 SUBJECTS = (
     *map(_ours, (FP8_KERNEL, *FP8_ALIASES)),
-    Implementation(CUDNN_FP8, cudnn.attention, differentiable=False, rounding="tensor", quantized=True),
+    E4M3Implementation(CUDNN_FP8, cudnn.attention, differentiable=False, operands=InE4M3("tensor")),
 )

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from attnlab.base.rules import GATE_FACTOR
-from attnlab.measuring.fp8.accuracy import Deviation
 
 OUTPUTS = ("O", "dQ", "dK", "dV")
 """The tensors that a call returns: in training all of these, otherwise only the first."""
@@ -41,6 +40,19 @@ class Error:
 
     def __str__(self) -> str:
         return f"max {self.maximum:.2e} mean {self.mean:.2e}"
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far an output is from the oracle: root of the mean square, and the largest; infinite where it is NaN."""
+
+    rmse: float
+    maximum: float
+
+    @classmethod
+    def between(cls, output: Tensor, exact: Tensor) -> "Deviation":
+        distance = (output.double() - exact).abs().nan_to_num(nan=math.inf)
+        return cls(distance.square().mean().sqrt().item(), distance.max().item())
 
 
 NONE, UNBOUNDED = Error(0.0, 0.0), Error(math.inf, math.inf)

@@ -22,15 +22,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attnlab.measuring.fp8 import accuracy
-from attnlab.measuring.fp8.accuracy import Deviation
-from attnlab.measuring.fp8.quantize import E4M3, Quantized
 from attnlab.measuring.gate import ordering, poison, rounding
-from attnlab.measuring.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
+from attnlab.measuring.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Deviation, Error
 from attnlab.measuring.instruments import devices
 from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.case import Call, Replay
-from attnlab.measuring.subjects.implementation import Attention, Broken, Tensors, by_sequence, with_gradients
+from attnlab.measuring.subjects.implementation import Attention, Broken, Numbers, Tensors, by_sequence, computed
 from attnlab.measuring.subjects.inputs import Inputs
 from attnlab.measuring.subjects.oracle import composed, of_each_head
 from attnlab.runs.schema import EXTREMES
@@ -54,9 +51,9 @@ class Gate:
     float32 may cost more than the framework's own error, it takes its place (`rounding.unavoidable`): in a forward pass
     on normal inputs for the largest error only, as a mean is not small by luck.
 
-    What computes in FP8 is held to the numbers that its e4m3 inputs stand for: the oracle is of these, and in place of
-    the framework's own error stands that of PyTorch's operations which round where FP8 does (`fp8.accuracy`). How far
-    its output is from attention of the inputs as they were drawn is noted besides, and nothing fails by it.
+    An implementation that multiplies other numbers than its inputs is held to those: the oracle is of those, and so is
+    the framework's own error. How far its output is from attention of the inputs as they were drawn is noted besides,
+    and nothing fails by it.
 
     Args:
         given: Q, K and V, in training also the gradient of O; only the gate may change them.
@@ -65,9 +62,7 @@ class Gate:
             other checks cover every head.
         sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
         scale: the factor of the scores; None for 1/√D.
-        rounded: Q, K and V in e4m3, for what computes in FP8.
-        narrow: whether what rounds them so may round O to e4m3 too: an output in e4m3 is over the scale of V, and is
-            widened before it is compared.
+        numbers: those that are multiplied; by default, the inputs as they are.
     """
 
     def __init__(
@@ -78,8 +73,7 @@ class Gate:
         heads: Sequence[int] | None = None,
         sequences: tuple[int, ...] = (),
         scale: float | None = None,
-        rounded: Sequence[Quantized] = (),
-        narrow: bool = False,
+        numbers: Numbers | None = None,
     ) -> None:
         self._inputs = given
         self._values = tuple(tensor.clone() for tensor in given)
@@ -88,24 +82,17 @@ class Gate:
         self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
         right = partial(composed, scale=scale)
         attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
-        stated = tuple(tensor.dequantized() for tensor in rounded) or given
-        compared = stated if heads is None else tuple(map(self._compared, of_each_head(*stated)))
-        exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
-        self._oracle = exact
+        self._numbers = numbers or Numbers(given)
+        every = self._numbers.now()
+        compared = every if heads is None else tuple(map(self._compared, of_each_head(*every)))
+        self._oracle = exact = computed(attention, tuple(tensor.double() for tensor in compared), causal)
         self._of_drawn = None if kind in EXTREMES else exact[0]
-        if rounded and self._of_drawn is not None:
-            (self._of_drawn,) = _computed(attention, tuple(tensor.double() for tensor in given), causal)
-        if rounded:
-            q, k, v = rounded
-            computed: Tensors = (accuracy.attention(q, k, v, causal, scale, given[0].dtype, self._heads),)
-        else:
-            computed = _computed(attention, compared, causal)
-        self._unit = rounded[2].scales.view(()) if narrow else None
-        if self._unit is not None:
-            computed = tuple(accuracy.in_e4m3(output, self._unit) for output in computed)
+        if self._of_drawn is not None and not self._numbers.as_drawn:
+            (self._of_drawn,) = computed(attention, tuple(tensor.double() for tensor in given), causal)
+        framework = self._numbers.composed(attention, compared, causal, scale, self._heads)
         self._bounds = list(
             zip(
-                [Error.between(output, oracle) for output, oracle in zip(computed, exact, strict=True)],
+                [Error.between(output, oracle) for output, oracle in zip(framework, exact, strict=True)],
                 _unavoidable(compared, causal, kind, exact, sequences, scale),
                 [rounding.units(oracle.abs().max(), given[0].dtype).item() / 2 for oracle in exact],
                 strict=True,
@@ -230,15 +217,10 @@ class Gate:
                 raise Broken(f"returned {', '.join(others)}, and no tensor")
             at_once = tuple(output.clone() for output in returned)
             devices.synchronize(device)
-            return tuple(map(self._widened, at_once)), self._faults(returned, at_once, guards or fresh)
+            return tuple(map(self._numbers.widened, at_once)), self._faults(returned, at_once, guards or fresh)
         finally:
             for held, value in zip(self._inputs, self._values, strict=True):
                 held.copy_(value)
-
-    def _widened(self, output: Tensor) -> Tensor:
-        if output.dtype != E4M3 or self._unit is None:
-            return output
-        return accuracy.widened(output, self._unit, self._inputs[0].dtype)
 
     def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
         """The faults of a run, apart from its errors; `at_once` are copies that its own stream made."""
@@ -269,7 +251,7 @@ class Gate:
             faults.append(f"{unwritten} {all_of_it} not written")
         elif earlier is not None and _overlap(output, earlier) and (unwritten := int(at_once.isnan().sum())):
             faults.append(f"returned what it had returned before, {unwritten} {all_of_it} not written anew")
-        finite = ~at_once.isnan() if at_once.dtype == E4M3 else at_once.isfinite()  # e4m3 has no infinities
+        finite = at_once.float().isfinite() if at_once.itemsize == 1 else at_once.isfinite()
         if not_finite := int((~finite).sum()) - unwritten:
             faults.append(f"{not_finite} {all_of_it} are not finite")
         output.fill_(torch.nan)  # an implementation that returns this memory again has to write it again
@@ -277,14 +259,6 @@ class Gate:
 
     def _compared(self, tensor: Tensor) -> Tensor:
         return tensor if self._heads is None else tensor.flatten(0, 1)[self._heads].unsqueeze(0)
-
-
-def _computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
-    """O, in training also dQ, dK and dV, in the dtype of the inputs."""
-    if len(given) == 3:
-        q, k, v = given
-        return (attention(q, k, v, causal),)
-    return with_gradients(attention, given, causal)
 
 
 def _unavoidable(

@@ -7,13 +7,10 @@ and again on the inputs of an output that is farther off than what the first val
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from attnlab.measuring.fp8 import accuracy
-from attnlab.measuring.fp8.quantize import E4M3
 from attnlab.measuring.gate.check import Error
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.gate.rounding import units
@@ -22,6 +19,7 @@ from attnlab.measuring.subjects.case import Output
 from attnlab.measuring.subjects.implementation import (
     Broken,
     Implementation,
+    Operands,
     OutOfMemory,
     Tensors,
     Unsupported,
@@ -36,6 +34,8 @@ from attnlab.study.shapes import Shape
 COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
 REFERENCES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
 """The fastest first. The last one's error is by definition what the gate calls the framework's own."""
+
+INPUTS = Operands()
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,15 @@ class ReferenceCheck:
     """Attention on the inputs that are in place, by windows.
 
     Args:
-        rounding: how the inputs are rounded to e4m3 first, for what computes in FP8, as `quantize.rounded` takes it; ""
-            for not at all.
+        operands: say which numbers are multiplied, by default the inputs as they are.
 
     Attributes:
         bounds: how far each tensor of an output may be from the reference's.
     """
 
-    def __init__(self, windows: Windows, shape: Shape, rounding: str = "") -> None:
-        self._windows, self._shape, self._rounding = windows, shape, rounding
-        self._candidates = _of_e4m3(rounding) if rounding else REFERENCES
+    def __init__(self, windows: Windows, shape: Shape, operands: Operands = INPUTS) -> None:
+        self._windows, self._shape, self._operands = windows, shape, operands
+        self._candidates = tuple(map(operands.reference, REFERENCES))
         self._implementation = self._candidates[-1]
         self._seen: dict[int, tuple[Tensors, Tensors]] = {}
         self.bounds: list[Bound] = []
@@ -117,11 +116,8 @@ class ReferenceCheck:
         return self._seen[window]
 
     def widened(self, output: Tensor, window: int) -> Tensor:
-        """An output in e4m3 in the inputs' dtype, times the scale of V; any other as it is."""
-        if output.dtype != E4M3:
-            return output
-        scale = self._windows.rounded(self._rounding)[window][2].scales.view(())
-        return accuracy.widened(output, scale, self._windows[window][0].dtype)
+        """An output as it is compared."""
+        return self._operands.of(self._windows, window).widened(output)
 
     def bounds_on(self, gate: Gate, window: int) -> list[Bound]:
         """The bounds on the values that are in place, of which this is the gate."""
@@ -129,35 +125,14 @@ class ReferenceCheck:
         return _bounds(gate, returned, gate.errors(returned))
 
     def _computed(self, window: int) -> Tensors:
-        rounded = self._windows.in_e4m3(self._rounding, window)
+        on, refresh = self._implementation.on(self._windows, self._shape)
+        refresh()
         with self._implementation.selected():
-            output = self._implementation.bound(self._windows[window], self._shape, rounded)()
-        return outputs.each(output)
+            return outputs.each(on(window)())
 
 
-References = Mapping[str, ReferenceCheck]
-"""Those of a shape, by how what they are for rounds its inputs to e4m3; "" for what doesn't."""
-
-
-def _of_e4m3(rounding: str) -> tuple[Implementation, ...]:
-    """What samples are compared with that round their inputs so: SDPA's backends in float16, then the formula in e4m3.
-
-    The formula reads and writes all scores a dozen times, and is farther from float64.
-    """
-    in_half = [
-        Implementation(
-            f"{one.name} of e4m3 in float16",
-            partial(accuracy.in_half, one.call),
-            one.selected,
-            rounding=rounding,
-            quantized=True,
-        )
-        for one in REFERENCES[:-1]
-    ]
-    return (
-        *in_half,
-        Implementation("composed operations in e4m3", accuracy.attention, rounding=rounding, quantized=True),
-    )
+References = Mapping[Operands, ReferenceCheck]
+"""Those of a shape, by the operands."""
 
 
 def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:

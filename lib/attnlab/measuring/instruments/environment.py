@@ -21,19 +21,12 @@ from attnlab.measuring.instruments import devices
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.watch import Spoiled
 from attnlab.runs import read, tuned
+from attnlab.study import implementations
 
 CUBLAS_WORKSPACE = ":4096:8"
 PACKAGES = ("torch", "numpy")
 """The packages whose versions results depend on, on every device; on a GPU those of `ON_A_GPU` too."""
 ON_A_GPU = ("triton", "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py")
-OF_PEERS = {
-    "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
-    "peer.cudnn": ("nvidia-cudnn-frontend",),
-    "peer.cudnn_fp8": ("nvidia-cudnn-frontend",),
-    "peer.flashinfer": ("flashinfer-python", "apache-tvm-ffi"),
-    "peer.xformers": ("xformers",),
-}
-"""On a GPU, by the implementation that imports them."""
 NO_LIMIT = 2**31 - 1
 MISSING = "n/a"
 """The version of a package that is not installed."""
@@ -221,7 +214,7 @@ def packages(device: torch.device, named: Iterable[str] = ()) -> list[str]:
     """The packages that measuring on a device imports, where the implementations `named` are measured."""
     if device.type != "cuda":
         return [*PACKAGES]
-    return [*PACKAGES, *ON_A_GPU, *(package for name in named for package in OF_PEERS.get(name, ()))]
+    return [*PACKAGES, *ON_A_GPU, *(package for name in named for package in implementations.PACKAGES.get(name, ()))]
 
 
 def fingerprint(device: torch.device, packages: Iterable[str]) -> dict[str, Any]:

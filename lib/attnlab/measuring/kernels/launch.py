@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from attnlab.measuring.kernels import maps
-from attnlab.measuring.kernels.problem import AllScales
 from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 
@@ -152,51 +151,6 @@ class Launch:
         torch.cuda.set_device(self.device)  # a new thread has no context before that
         parameters = self._own.parameters = self.parameters()
         return parameters
-
-
-class ScaledMaps(Maps):
-    """Tensor maps, scalars, and where the scales of Q, K and V are, and of an O in e4m3."""
-
-    def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
-        self._scales = AllScales()
-        super().__init__(encoded, [*scalars, self._scales])
-
-    def scale(self, scales: Sequence[Tensor]) -> None:
-        """Let these be the scales, each ``(batch, heads, 1)`` or with 1 in place of either."""
-        places = self._scales.q, self._scales.k, self._scales.v, self._scales.o
-        for place, tensor in zip(places, scales, strict=False):
-            strides = (stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            place.at, place.batch, place.head = tensor.data_ptr(), *list(strides)[:2]
-
-
-@dataclass(eq=False)
-class ScaledLaunch(Launch):
-    """A kernel whose Q, K and V are e4m3, ready for tensors of one layout; its `parameters` are `ScaledMaps`."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        raise Unsupported("this kernel takes Q, K and V in e4m3 with their scales")
-
-    def of_scales(self, q: Tensor, k: Tensor, v: Tensor, scales: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Launch it as `Launch` does.
-
-        Args:
-            scales: of q, k and v, and of an output in e4m3, as `ScaledMaps.scale` takes them.
-            dtype: of the output, the one that the kernel was compiled for.
-        """
-        given = q, k, v
-        addresses = tuple(tensor.data_ptr() for tensor in given)
-        if any(address % maps.ALIGNMENT for address in addresses):
-            raise Unsupported(maps.MISALIGNED)
-        with torch.cuda.device(self.device):
-            output = outputs.like(q, dtype)
-            parameters = getattr(self._own, "parameters", None) or self._of_this_thread()
-            parameters.point((*addresses, output.data_ptr()))
-            parameters.scale(scales)
-            stream = torch._C._cuda_getCurrentRawStream(self.device)
-            (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
-        if error != self._success:
-            raise self.failed(error.name)
-        return output
 
 
 @dataclass(eq=False)

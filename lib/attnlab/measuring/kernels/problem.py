@@ -95,18 +95,6 @@ class Problem(ctypes.Structure):
         )
 
 
-class Scales(ctypes.Structure):
-    """Where the scales of a tensor's heads are, and the strides of batch and head; 0 where they share one."""
-
-    _fields_ = (("at", ctypes.c_void_p), ("batch", ctypes.c_int), ("head", ctypes.c_int))
-
-
-class AllScales(ctypes.Structure):
-    """The scales of Q, K and V, and of an O in e4m3, as kernels/13_fp8.cu declares them."""
-
-    _fields_ = tuple((name, Scales) for name in "qkvo")
-
-
 def shares(items: int, ctas: int, most: int) -> int:
     """The shares, at most `most`, into which each item of the last round is split, so that they are one round."""
     left = items % ctas

@@ -20,8 +20,6 @@ from attnlab.measuring.kernels.launch import (
     MappedPointers,
     Maps,
     Pointers,
-    ScaledLaunch,
-    ScaledMaps,
     SplitLaunch,
     early,
     layout,
@@ -128,6 +126,9 @@ def needs(prepared: Prepared) -> dict[str, Any]:
 class Kernel(Launcher):
     """A rung of the ladder."""
 
+    launch_type: type[Launch] = Launch
+    maps_type: type[Maps] = Maps
+
     def __init__(self, rung: Rung) -> None:
         super().__init__()
         self.rung = rung
@@ -137,38 +138,6 @@ class Kernel(Launcher):
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         dtype, tile = _served(self.rung, q, k, v, causal, scale)
         return self._ready(dtype, tile, q, k, v, causal, scale)
-
-    def of_scales(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scales: Sequence[Tensor],
-        causal: bool,
-        scale: float | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """Launch it for tensors in e4m3; `scales` and `dtype` as for `ScaledLaunch.of_scales`; raises as `prepare`."""
-        if len(scales) != 3 + (dtype == torch.float8_e4m3fn):
-            raise Unsupported(f"{self.rung.name} takes the scales of Q, K and V, and that of an output in e4m3 alone")
-        launch = self.prepared_scaled(q, k, v, causal, scale, dtype).launch
-        assert isinstance(launch, ScaledLaunch)
-        return launch.of_scales(q, k, v, scales, dtype)
-
-    def prepared_scaled(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
-    ) -> Prepared:
-        """The launch for such tensors in e4m3, which is kept; raises as `prepare`."""
-        key = (layout(q, k, v, causal, scale), dtype)
-        return self._prepared.get(key) or self._keep(key, self._prepare_scaled(q, k, v, causal, scale, dtype))
-
-    def _prepare_scaled(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
-    ) -> Prepared:
-        name, tile = str(dtype).removeprefix("torch."), _tile(self.rung, q, k, v, causal, scale)
-        if name not in self.rung.dtypes:
-            raise Unsupported(f"{self.rung.name} gives {', '.join(self.rung.dtypes)}, not {name}")
-        return self._ready(name, tile, q, k, v, causal, scale)
 
     def _ready(
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
@@ -180,8 +149,34 @@ class Kernel(Launcher):
             if instance not in self._compiled:
                 self._compiled[instance] = self._compile(dtype, tile, causal)
             compiled, factor = self._compiled[instance], 1 / math.sqrt(head_dim) if scale is None else scale
-            made = (_split if self.rung.splits_keys else _whole)(self.rung, compiled, q, k, v, causal, factor)
-        return Prepared(made, compiled)
+            if self.rung.splits_keys:
+                return Prepared(_split(self.rung, compiled, q, k, v, causal, factor), compiled)
+            return Prepared(self._whole(compiled, q, k, v, causal, factor), compiled)
+
+    def _whole(self, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Launch:
+        """A launch of a kernel whose CTAs each have all keys; those of a persistent one each find work."""
+        (batch, heads, seq_len, _), rung, tile = q.shape, self.rung, compiled.tile
+        device = torch.cuda.get_device_properties(q.device)
+        ctas = tile.items(seq_len, batch * heads)
+        if rung.persistent:
+            held = compiled.ctas_per_sm * device.multi_processor_count
+            shared = shares(ctas, held, tile.rows // tile.box) if rung.strided and not causal else 1
+            ctas = min(ctas * shared, held)
+        scalars: list[Any] = [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
+        if rung.strided:
+            scalars = [Problem.of(q, k, causal, scale, tile, ctas, device.L2_cache_size)]
+        parameters: Callable[[], Any] = partial(Pointers, scalars)
+        if rung.arguments == "tensor maps":
+            parameters = partial(self.maps_type, _encoded(rung, tile, q, k, v, compiled.dtype), scalars)
+        return self.launch_type(
+            compiled.function.kernel.ptr,
+            ctas,
+            tile.threads,
+            tile.shared_bytes,
+            q.get_device(),
+            parameters,
+            partial(_failure, rung, tile, compiled.expression),
+        )
 
     def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
         rung, capability = self.rung, torch.cuda.get_device_capability()
@@ -276,34 +271,6 @@ def of(rung: Rung) -> Kernel:
 _KERNELS: dict[str, Kernel] = {}
 
 
-def _whole(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Launch:
-    """A launch of a kernel whose CTAs each have all keys; those of a persistent one each find work."""
-    (batch, heads, seq_len, _), tile = q.shape, compiled.tile
-    device = torch.cuda.get_device_properties(q.device)
-    ctas = tile.items(seq_len, batch * heads)
-    if rung.persistent:
-        held = compiled.ctas_per_sm * device.multi_processor_count
-        shared = shares(ctas, held, tile.rows // tile.box) if rung.strided and not causal else 1
-        ctas = min(ctas * shared, held)
-    scalars: list[Any] = [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
-    if rung.strided:
-        scalars = [Problem.of(q, k, causal, scale, tile, ctas, device.L2_cache_size)]
-    parameters: Callable[[], Any] = partial(Pointers, scalars)
-    if rung.arguments == "tensor maps":
-        parameters = partial(
-            ScaledMaps if rung.scaled else Maps, _encoded(rung, tile, q, k, v, compiled.dtype), scalars
-        )
-    return (ScaledLaunch if rung.scaled else Launch)(
-        compiled.function.kernel.ptr,
-        ctas,
-        tile.threads,
-        tile.shared_bytes,
-        q.get_device(),
-        parameters,
-        partial(_failure, rung, tile, compiled.expression),
-    )
-
-
 def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> list[bytes]:
     """The tensor maps of Q, K, V and O; of K and V alone where each of a pair loads its part of a tile's keys."""
     output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
@@ -358,14 +325,14 @@ def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
     if rung.scaled:
         raise Unsupported(f"{rung.name} takes Q, K and V in e4m3 with their scales, as `attnlab.attend` does")
-    tile = _tile(rung, q, k, v, causal, scale)
+    tile = tile_for(rung, q, k, v, causal, scale)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
     if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
         raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
     return dtypes[0], tile
 
 
-def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tile:
+def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tile:
     """The tile for such inputs, whatever their dtype; raises Unsupported with the reason if the rung has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")

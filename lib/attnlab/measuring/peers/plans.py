@@ -1,51 +1,101 @@
-"""The plans that a library offers for tensors of one layout: all are tried, and the fastest is kept."""
+"""Packages that may not be installed, and the fastest of the plans that one offers for tensors of a layout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from statistics import median
-from typing import TypeVar
+from typing import Any
 
 import torch
+from torch import Tensor
 
-T = TypeVar("T")
+from attnlab.measuring.subjects.implementation import Unsupported
 
+Plan = Callable[..., Any]
+"""Takes tensors of one layout; calls run one after the other on one stream."""
+DTYPES = {torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
+"""The dtypes that are planned for, as cuDNN calls them."""
 # A plan is timed by so many calls at once, in so many rounds if it isn't far slower than the fastest in a first one.
 CALLS, ROUNDS, FAR_SLOWER = 5, 9, 1.5
 # Cycles for which a stream is held until the calls are queued, 0.5 ms at 2 GHz; twice as many where they were too few.
 HOLD_CYCLES, MOST_HOLD_CYCLES = 1_000_000, 64_000_000
 
 
-def unless_refused(work: Callable[[], T], refusals: tuple[type[Exception], ...], reasons: list[str]) -> T | None:
-    """The result of `work`; None if it raises one of `refusals`, and then the first line of the reason is appended.
+def installed(module: str, title: str, device: torch.device) -> Any:
+    """A module of a package; raises Unsupported off an NVIDIA GPU, if it isn't installed, or lacks what it needs."""
+    if device.type != "cuda":
+        raise Unsupported(f"{title} is measured only on an NVIDIA GPU")
+    found = imported(module)
+    if not isinstance(found, ImportError):
+        return found
+    missing = found.name or str(found)
+    there = not missing.startswith(module.partition(".")[0])
+    raise Unsupported(f"{title} lacks {missing}" if there else f"{title} is not installed")
 
-    What the device itself raises, when it fails or its memory is full, is no refusal.
+
+@cache
+def imported(module: str) -> Any:
+    """A module, or the ImportError that came of it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        return error
+
+
+def require_plannable(title: str, dtype: torch.dtype) -> None:
+    """Raise Unsupported for tensors other than of `DTYPES`, and while a graph is captured."""
+    if dtype not in DTYPES:
+        raise Unsupported(f"{title} takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}")
+    if torch.cuda.is_current_stream_capturing():
+        raise Unsupported(f"{title} times its plans at the first call of a layout, which no graph can capture")
+
+
+@contextmanager
+def refusing(refusals: tuple[type[Exception], ...], reasons: list[str]) -> Iterator[None]:
+    """Inside, a plan is made and called once; where one of `refusals` is raised, its first line goes to `reasons`.
+
+    Where the device itself fails, or its memory is full, that is no refusal.
     """
     try:
-        return work()
+        yield
     except (torch.AcceleratorError, torch.OutOfMemoryError):
         raise
     except refusals as error:
         reasons.append(next(iter(str(error).splitlines()), type(error).__name__))
-        return None
 
 
-def fastest(calls: Sequence[Callable[[], object]]) -> int:
-    """Which of these calls takes the GPU the least time, by the median over rounds in which they take turns."""
-    first_ms = [_calls_ms(call) for call in calls]
+def tried(plan: Plan, tensors: tuple[Tensor, ...]) -> Plan:
+    """A plan, called once."""
+    plan(*tensors)
+    torch.cuda.synchronize(tensors[0].device)
+    return plan
+
+
+def fastest(plans: list[Plan], tensors: tuple[Tensor, ...], reason: str) -> Plan:
+    """The plan that takes the GPU the least time, by the median over rounds in which they take turns.
+
+    Raises:
+        Unsupported: there is none; the message is the reason.
+    """
+    if not plans:
+        raise Unsupported(reason)
+    first_ms = [_calls_ms(plan, tensors) for plan in plans]
     near = [number for number, ms in enumerate(first_ms) if ms <= FAR_SLOWER * min(first_ms)]
-    rounds = [{number: _calls_ms(calls[number]) for number in near} for _ in range(ROUNDS)]
-    return min(near, key=lambda number: median(ms[number] for ms in rounds))
+    rounds = [{number: _calls_ms(plans[number], tensors) for number in near} for _ in range(ROUNDS)]
+    return plans[min(near, key=lambda number: median(ms[number] for ms in rounds))]
 
 
-def _calls_ms(call: Callable[[], object], hold_cycles: int = HOLD_CYCLES) -> float:
-    """How long the GPU takes for a few calls one after the other, in ms, without what the host takes to queue them."""
+def _calls_ms(plan: Plan, tensors: tuple[Tensor, ...], hold_cycles: int = HOLD_CYCLES) -> float:
+    """The GPU's time for a few calls one after the other, in ms, without the host's time to queue them."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(hold_cycles)
     start.record()
     for _ in range(CALLS):
-        call()
+        plan(*tensors)
     end.record()
     began_early = start.query()  # before all were queued: the GPU may have waited for the host
     end.synchronize()
     if began_early and hold_cycles < MOST_HOLD_CYCLES:
-        return _calls_ms(call, 2 * hold_cycles)
+        return _calls_ms(plan, tensors, 2 * hold_cycles)
     return start.elapsed_time(end)

@@ -68,8 +68,8 @@ def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], w
         subject.attempt(partial(_require_short, session, subject))
         devices.release(session.device)
     references = {
-        rounding: ReferenceCheck(windows, shape, rounding)
-        for rounding in dict.fromkeys(subject.implementation.rounding for subject in subjects)
+        operands: ReferenceCheck(windows, shape, operands)
+        for operands in dict.fromkeys(subject.implementation.operands for subject in subjects)
     }
     checks = check_all(session, shape, subjects, windows, "before", references)
     windows.draw(session.seed(shape, "timed"))

@@ -8,11 +8,11 @@ from itertools import product
 from attnlab.measuring.gate import alone
 from attnlab.measuring.gate.check import Check
 from attnlab.measuring.gate.gate import Gate
-from attnlab.measuring.gate.reference_check import References
+from attnlab.measuring.gate.reference_check import INPUTS, References
 from attnlab.measuring.instruments import devices
 from attnlab.measuring.session import rows
 from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
-from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measuring.subjects.implementation import Operands, OutOfMemory, Unsupported, attempt
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED, Row
 from attnlab.study.shapes import Shape
@@ -38,16 +38,16 @@ def check_all(
         references: those to be appointed at the gates for the shape's values.
     """
     checked: list[Row] = []
-    roundings = list(dict.fromkeys(subject.implementation.rounding for subject in subjects)) or [*(references or ())]
-    for kind, rounding in product(_kinds(session.job.study, shape, moment), roundings):
-        held = [subject for subject in subjects if subject.implementation.rounding == rounding]
-        if rounding and not alive(held):
+    every = list(dict.fromkeys(subject.implementation.operands for subject in subjects)) or [*(references or ())]
+    for kind, operands in product(_kinds(session.job.study, shape, moment), every):
+        held = [subject for subject in subjects if subject.implementation.operands == operands]
+        if subjects and not alive(held):
             continue
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
-            gate = attempt(partial(gate_of, shape, windows, kind, rounding))
+            gate = attempt(partial(gate_of, shape, windows, kind, operands))
             if references is not None and kind == shape.values:
-                references[rounding].appoint(gate)
+                references[operands].appoint(gate)
         except Unsupported as error:
             for subject in alive(held):
                 subject.drop(SKIPPED, str(error))
@@ -82,22 +82,20 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
     return (shape.values, *(EXTREMES if extremes else ()))
 
 
-def gate_of(shape: Shape, windows: Windows, kind: str = "", rounding: str = "", window: int = 0) -> Gate:
+def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands = INPUTS, window: int = 0) -> Gate:
     """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`.
 
     Args:
-        rounding: how what is checked rounds them to e4m3, as `quantize.rounded` takes it; "" for not at all.
+        operands: say which numbers are multiplied.
 
     Raises:
-        Unsupported: the shape's inputs can't be rounded so.
+        Unsupported: as `Operands.of`.
     """
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
     sequences = shape.sequences if shape.lengths == "spread" else ()
-    rounded = windows.in_e4m3(rounding, window)
-    # A scale for each tensor is what cuDNN takes, whose FP8 attention was made to give e4m3.
-    narrow = rounding == "tensor"
-    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, rounded, narrow)
+    numbers = operands.of(windows, window)
+    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers)
 
 
 def few_heads(shape: Shape) -> list[int] | None:

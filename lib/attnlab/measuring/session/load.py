@@ -32,7 +32,7 @@ SLICE_US = 10_000
 def cases(study: Study) -> list[tuple[str, Shape]]:
     """The loads: SDPA's backends, peers and the best of the ladder, at a length that keeps the device busy."""
     kernels = [name for name in study.implementations if name.startswith(PREFIX)]
-    backends = [name for name in study.implementations if name in SDPA + PEERS]
+    backends = [name for name in study.implementations if name in {*SDPA, *PEERS}]
     shape = study.target_shape.resized(seq_len=SEQ_LEN, causal=False)
     return [(name, shape) for name in [*backends, *([BEST] if BEST in kernels else kernels[-1:])]]
 

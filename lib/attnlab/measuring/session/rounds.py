@@ -16,7 +16,7 @@ from attnlab.measuring.session.checks import gate_of
 from attnlab.measuring.session.subject import Session, Subject, alive
 from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.case import Output
-from attnlab.measuring.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt, fatal, raised
+from attnlab.measuring.subjects.implementation import Broken, Operands, OutOfMemory, Unsupported, attempt, fatal, raised
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
 from attnlab.study.shapes import Shape
@@ -123,23 +123,23 @@ class Rounds:
         """Note the strain of each sample, and drop a subject that had too large a one."""
         for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
-                comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.rounding))
+                comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.operands))
             sample.strain = rows.in_three_digits(comparison.strain)
             if comparison.strain > 1 and subject.alive:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
 
-    def _bounds_on(self, drawn: DrawnRound, rounding: str) -> list[Bound]:
+    def _bounds_on(self, drawn: DrawnRound, operands: Operands) -> list[Bound]:
         """The bounds on the very inputs of an output; if memory doesn't hold their oracle, those for all inputs."""
         self._draw(drawn)
-        reference = self._references[rounding]
+        reference = self._references[operands]
         try:
-            gate = attempt(partial(gate_of, self._shape, self._windows, "", rounding, drawn.window))
+            gate = attempt(partial(gate_of, self._shape, self._windows, "", operands, drawn.window))
         except OutOfMemory:
             return reference.bounds
         return reference.bounds_on(gate, drawn.window)
 
     def _outputs(self, subject: Subject) -> Outputs:
-        reference = self._references[subject.implementation.rounding]
+        reference = self._references[subject.implementation.operands]
         return Outputs(Tally(reference, 2 * self._count, self._session.device), [])
 
     def _draw(self, drawn: DrawnRound) -> None:

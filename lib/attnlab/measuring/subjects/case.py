@@ -15,10 +15,6 @@ Output = Tensor | tuple[Tensor, ...]
 Call = Callable[[], Output]
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Replay:
     """A captured graph of `calls` calls; the last of them reads the window `window` and writes `output`."""
@@ -52,17 +48,12 @@ class Case:
     cut: Replay | None = None
     windows: Windows | None = None
     on: Callable[[int], Call] | None = None
-    refresh: Callable[[], None] = _nothing
+    refresh: Callable[[], None] = lambda: None
 
     @classmethod
     def of(cls, implementation: Implementation, windows: Windows, shape: Shape) -> "Case":
-        """An implementation, bound to inputs; raises Unsupported where it takes them rounded, and they can't be."""
-        rounded = windows.rounded(implementation.rounding) if implementation.quantized else None
-
-        def on(window: int) -> Call:
-            return implementation.bound(windows[window], shape, rounded[window] if rounded else ())
-
-        refresh = rounded.refresh if rounded else _nothing
+        """An implementation, bound to inputs; raises as `Implementation.on`."""
+        on, refresh = implementation.on(windows, shape)
         return cls(on(0), implementation.selected, windows=windows, on=on, refresh=refresh)
 
     def calls(self, count: int) -> list[Call]:

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from attnlab.measuring.fp8.quantize import Quantized, rounded
 from attnlab.measuring.watch import Spoiled
 from attnlab.study.shapes import Shape
 
@@ -30,6 +29,7 @@ warnings.filterwarnings("ignore", message=PROTOTYPE)
 LONGEST_REASON = 300
 """The most characters of what a function of a user's own said."""
 NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
+"""A warning with these words says nothing of why a backend refuses."""
 
 
 class Unsupported(Exception):
@@ -42,6 +42,50 @@ class OutOfMemory(Exception):
 
 class Broken(Exception):
     """An implementation can't be called at all: its kernel doesn't compile, or can't be launched as its entry says."""
+
+
+class Numbers:
+    """The numbers that a call multiplies, by which the gate judges its output: here, its inputs as they are.
+
+    Attributes:
+        as_drawn: whether they are the inputs as they were drawn.
+    """
+
+    as_drawn = True
+
+    def __init__(self, given: Tensors) -> None:
+        self._given = given
+
+    def now(self) -> Tensors:
+        """Q, K and V, in training also the gradient of O, as they are now."""
+        return self._given
+
+    def composed(
+        self, attention: Attention, compared: Tensors, causal: bool, scale: float | None, heads: Tensor | None
+    ) -> Tensors:
+        """What torch operations return, whose errors are the framework's own: `attention` is composed of these.
+
+        Args:
+            compared: the numbers, or those of the `heads` that are compared, numbered over all batches.
+        """
+        return computed(attention, compared, causal)
+
+    def widened(self, output: Tensor) -> Tensor:
+        """An output as it is compared."""
+        return output
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Which numbers an implementation multiplies: here, its inputs as they are. FP8 has others (`fp8.subjects`)."""
+
+    def of(self, windows: Any, window: int = 0) -> Numbers:
+        """The numbers of a window of `inputs.Windows`; raises Unsupported where there are none."""
+        return Numbers(windows[window])
+
+    def reference(self, plain: "Implementation") -> "Implementation":
+        """An implementation that multiplies these, from one that multiplies its inputs as they are."""
+        return plain
 
 
 @dataclass(frozen=True)
@@ -59,10 +103,7 @@ class Implementation:
             tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
         differentiable: whether autograd can differentiate `call`.
         repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
-        rounding: for what computes in FP8, how it rounds Q, K and V to e4m3, as `quantize.rounded` takes it; else "".
-            The gate holds it to what these e4m3 numbers stand for.
-        quantized: whether `call` takes each of Q, K and V as `Quantized`, rounded outside of what is timed, and the
-            output's dtype as the keyword `dtype`.
+        operands: which numbers it multiplies. Its outputs are compared with attention of these.
     """
 
     name: str
@@ -72,29 +113,31 @@ class Implementation:
     ragged: Ragged | None = None
     differentiable: bool = True
     repeats: bool = False
-    rounding: str = ""
-    quantized: bool = False
+    operands: Operands = Operands()
 
-    def bound(self, given: Tensors, shape: Shape, in_e4m3: Sequence[Quantized] = ()) -> Callable[[], Any]:
+    def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
         """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.Windows` holds them.
 
         It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
         Unsupported.
-
-        Args:
-            in_e4m3: the inputs in e4m3, for what takes them so; by default they are rounded here, as they are now.
         """
         call = partial(self.call, scale=shape.scale) if shape.scale else self.call
         if shape.direction == "training":
             attention = call if self.differentiable else partial(_refused, f"{self.name} computes no gradients")
             return partial(with_gradients, attention, given, shape.causal)
-        q, k, v = given
         if shape.lengths == "spread":
             ragged = self.ragged or partial(_refused, f"{self.name} takes sequences of one length")
+            q, k, v = given
             return partial(ragged, q, k, v, shape.causal, shape.sequences)
-        if self.quantized:
-            return partial(call, *(in_e4m3 or rounded(q, k, v, self.rounding)), shape.causal, dtype=q.dtype)
-        return partial(call, q, k, v, shape.causal)
+        return partial(call, *given, shape.causal)
+
+    def on(self, windows: Any, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
+        """The call on a window of `inputs.Windows`, and a function that makes it see their values as they are now.
+
+        Raises:
+            Unsupported: it can't be called on such windows.
+        """
+        return lambda window: self.bound(windows[window], shape), lambda: None
 
 
 def _refused(reason: str, *_: Any) -> Tensor:
@@ -111,6 +154,11 @@ def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensor
     return output.detach(), *torch.autograd.grad(output, (q, k, v), gradient)
 
 
+def computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
+    """O of Q, K and V; of these and the gradient of O also dQ, dK and dV."""
+    return with_gradients(attention, given, causal) if len(given) > 3 else (attention(*given, causal),)
+
+
 def by_sequence(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]
 ) -> Tensor:
@@ -120,7 +168,7 @@ def by_sequence(
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """The result of `work`, with the errors of an implementation sorted by what they mean.
+    """The result of `work`, with the errors of an implementation sorted by their meanings.
 
     Raises:
         Unsupported: the implementation or the framework refused; the message is its reason.
@@ -170,8 +218,7 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 @contextmanager
 def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
     """Inside, torch's warnings are collected in the list instead of shown."""
-    # torch issues each of its warnings once per process, but the second shape that is refused needs its reason too. For
-    # nested tensors it uses a logger.
+    # torch warns once per process, but the next shape that is refused needs its reason too. For nested tensors it logs.
     before, logger = torch.is_warn_always_enabled(), logging.getLogger(NESTED)
     torch.set_warn_always(True)
     logger.addFilter(_warned)
@@ -185,14 +232,11 @@ def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def _warned(record: logging.LogRecord) -> bool:
-    """Turn what is logged into a warning."""
     warnings.warn(record.getMessage(), stacklevel=1)
     return False
 
 
 def _reason(message: str, said: list[str]) -> str:
-    # torch explains itself in warnings: a heading for each backend ("... not used because:"), then its reasons. That a
-    # backend was not selected is no reason, nor is it that nested tensors are a prototype.
-    lines = [" ".join(text.split(" (Triggered", 1)[0].split()) for text in said]
-    reasons = [line for line in lines if not any(words in line for words in NO_REASON)]
-    return reasons[0] if reasons else message
+    # torch explains itself in warnings: a heading for each backend ("... not used because:"), then its reasons.
+    lines = (" ".join(text.split(" (Triggered", 1)[0].split()) for text in said)
+    return next((line for line in lines if not any(words in line for words in NO_REASON)), message)

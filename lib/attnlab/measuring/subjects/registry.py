@@ -6,14 +6,13 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
 from attnlab.measuring.fp8 import subjects as fp8
 from attnlab.measuring.instruments import environment
 from attnlab.measuring.kernels import best
-from attnlab.measuring.peers import subjects as peers
 from attnlab.measuring.subjects.implementation import (
     Broken,
     Implementation,
@@ -31,7 +30,7 @@ from attnlab.study.ladder import PREFIX
 
 PUT_BACK: dict[str, list[str]] = {}
 """The settings of torch that functions of a user's own changed as they were imported, which was undone."""
-_OTHERS = {other.name: other for other in (*peers.PEERS, *fp8.SUBJECTS)}
+_KNOWN = REGISTRY | {subject.name: subject for subject in fp8.SUBJECTS}
 
 
 def find(name: str) -> Implementation:
@@ -46,8 +45,10 @@ def find(name: str) -> Implementation:
         return _own(name)
     if name == implementations.DISPATCH:  # what serves stands above this half, and is one of its subjects
         return Implementation(name, import_module("attnlab.serving.attend").attend)
-    known = REGISTRY | _OTHERS
-    return best.implementation(name) if name.startswith(PREFIX) and name not in known else known[name]
+    if name in implementations.PEERS:
+        module = import_module(f"attnlab.measuring.peers.{name.removeprefix('peer.')}")
+        return cast(Implementation, module.IMPLEMENTATION)
+    return _KNOWN[name] if name in _KNOWN or not name.startswith(PREFIX) else best.implementation(name)
 
 
 def _own(name: str) -> Implementation:

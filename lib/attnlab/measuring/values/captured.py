@@ -58,25 +58,17 @@ def digests(study: Study) -> dict[str, str]:
     except Exception as error:  # safetensors' own error has no public base
         raise UserError(f"{where} is no file of safetensors: {error}") from None
     for layer in sorted(layers):
-        if wrong := _wrong(layer, there):
-            raise UserError(f"{where} {wrong}")
+        named = [f"{layer}.{tensor}" for tensor in "qkv"]
+        if missing := [name for name in named if name not in there]:
+            raise UserError(f"{where} lacks {missing[0]}; it has {', '.join(sorted(there))}")
+        if flat := [name for name in named if len(there[name]) != 3]:
+            stated = f"holds {flat[0]} as {there[flat[0]]}"
+            raise UserError(f"{where} {stated}, which has to be (heads, tokens, head_dim)")
+        q, k, v = (there[name] for name in named)
+        if k != v or q[1:] != k[1:] or q[0] % k[0]:
+            alike = "K and V have to be alike, and Q have a multiple of their heads"
+            raise UserError(f"{where} holds {layer}.q as {q}, {layer}.k as {k} and {layer}.v as {v}: {alike}")
     return {file.name: hashlib.sha256(content).hexdigest()}
-
-
-def _wrong(layer: str, there: dict[str, tuple[int, ...]]) -> str:
-    """Why a layer of a file with tensors of these sizes can't be taken; empty if it can."""
-    named = [f"{layer}.{tensor}" for tensor in "qkv"]
-    for name in named:
-        if name not in there:
-            return f"lacks {name}; it has {', '.join(sorted(there))}"
-    for name in named:
-        if len(there[name]) != 3:
-            return f"holds {name} as {there[name]}, which has to be (heads, tokens, head_dim)"
-    q, k, v = (there[name] for name in named)
-    if k != v or q[1:] != k[1:] or q[0] % k[0]:
-        alike = "K and V have to be alike, and Q have a multiple of their heads"
-        return f"holds {layer}.q as {q}, {layer}.k as {k} and {layer}.v as {v}: {alike}"
-    return ""
 
 
 def layer(name: str, shape: Shape, device: torch.device) -> Layer:

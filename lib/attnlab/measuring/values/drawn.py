@@ -5,7 +5,6 @@ the kind says, whatever the other columns hold.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,100 +72,61 @@ def _together(shape: Shape, device: torch.device) -> int:
 def make(values: str, shape: Shape, memory: Memory) -> None:
     """Make values of a kind of standard normal numbers."""
     name, word = split(values)
-    if name in _MADE:
-        _MADE[name](shape, memory, word)
+    (queries, keys, kept), device, places = memory.tensors, memory.tensors[0].device, memory.places[1].unsqueeze(-1)
+    match name:
+        case "sd":
+            queries.mul_(float(word))
+        case "sink":
+            height = _height(shape, word)
+            memory.impose(1, height, height * (places == 0))
+        case "rising" | "falling":
+            height = _height(shape, word)
+            along = places / max(1, shape.kv_len - 1) - 0.5
+            memory.impose(1, height, (height if name == "rising" else -height) * along)
+        case "positional":
+            count = shape.head_dim // 8
+            frequencies = SLOWEST ** (-torch.arange(count, device=device) / count)
+            height = _height(shape, word) / math.sqrt(count)
+            angles = (place.unsqueeze(-1) * frequencies for place in memory.places)
+            memory.impose(2 * count, *(height * torch.cat((angle.cos(), angle.sin()), -1) for angle in angles))
+        case "scales":
+            heads, (least, more) = memory.heads[0], HEADS
+            found = torch.rand(int(heads.max()) + 1, generator=memory.generator, device=device)
+            of_head = 2 ** (least + more * found)[heads]
+            of_row = torch.randn(queries.shape[:2], generator=memory.generator, device=device).mul_(ROWS).exp_()
+            queries.mul_((of_head[:, None] * of_row).unsqueeze(-1).to(queries.dtype))
+        case "outliers":
+            for tensor in memory.tensors:
+                far = torch.empty_like(tensor).normal_(0, OUTLIER, generator=memory.generator)
+                tensor.add_(far.mul_(torch.empty_like(tensor).bernoulli_(OUTLIERS, generator=memory.generator)))
+        case "offset":
+            kept.add_(float(word))
+        case "zeros":
+            queries.zero_()
+            keys.zero_()
+            kept.copy_(kept[:1, :1].expand_as(kept).clone())
+        case _ if name == CAPTURED:
+            _make_captured(shape, memory, word)
 
 
-def _sd(shape: Shape, memory: Memory, word: str) -> None:
-    memory.tensors[0].mul_(float(word))
-
-
-def _sink(shape: Shape, memory: Memory, word: str) -> None:
-    height = _height(shape, word)
-    first = (memory.places[1] == 0).unsqueeze(-1)
-    memory.impose(1, height, height * first)
-
-
-def _slope(sign: int) -> Callable[[Shape, Memory, str], None]:
-    def impose(shape: Shape, memory: Memory, word: str) -> None:
-        height = _height(shape, word)
-        along = memory.places[1].unsqueeze(-1) / max(1, shape.kv_len - 1) - 0.5
-        memory.impose(1, height, sign * height * along)
-
-    return impose
-
-
-def _positional(shape: Shape, memory: Memory, word: str) -> None:
-    count = shape.head_dim // 8
-    device = memory.tensors[0].device
-    frequencies = SLOWEST ** (-torch.arange(count, device=device) / count)
-    height = _height(shape, word) / math.sqrt(count)
-    angles = (places.unsqueeze(-1) * frequencies for places in memory.places)
-    memory.impose(2 * count, *(height * torch.cat((angle.cos(), angle.sin()), -1) for angle in angles))
-
-
-def _scales(shape: Shape, memory: Memory, word: str) -> None:
-    queries, heads = memory.tensors[0], memory.heads[0]
-    least, more = HEADS
-    drawn = torch.rand(int(heads.max()) + 1, generator=memory.generator, device=queries.device)
-    of_head = 2 ** (least + more * drawn)[heads]
-    of_row = torch.randn(queries.shape[:2], generator=memory.generator, device=queries.device).mul_(ROWS).exp_()
-    queries.mul_((of_head[:, None] * of_row).unsqueeze(-1).to(queries.dtype))
-
-
-def _outliers(shape: Shape, memory: Memory, word: str) -> None:
-    for tensor in memory.tensors:
-        far = torch.empty_like(tensor).normal_(0, OUTLIER, generator=memory.generator)
-        tensor.add_(far.mul_(torch.empty_like(tensor).bernoulli_(OUTLIERS, generator=memory.generator)))
-
-
-def _offset(shape: Shape, memory: Memory, word: str) -> None:
-    memory.tensors[2].add_(float(word))
-
-
-def _zeros(shape: Shape, memory: Memory, word: str) -> None:
-    queries, keys, kept = memory.tensors
-    queries.zero_()
-    keys.zero_()
-    kept.copy_(kept[:1, :1].expand_as(kept).clone())
-
-
-def _captured(shape: Shape, memory: Memory, word: str) -> None:
-    device = memory.tensors[0].device
+def _make_captured(shape: Shape, memory: Memory, word: str) -> None:
+    """Heads of a captured layer, drawn at random, whose columns change their signs at random."""
+    (queries, keys, kept), device = memory.tensors, memory.tensors[0].device
     q, k, v = captured.layer(word, shape, device)
-    repeats, shared = _together(shape, device), shape.heads // shape.kv_heads
+    repeats, shared, grouped = _together(shape, device), shape.heads // shape.kv_heads, q.shape[0] // k.shape[0]
     chosen = torch.randperm(k.shape[0], generator=memory.generator, device=device)[:repeats]
-    of_keys = memory.heads[1] % repeats
-    of_queries = memory.heads[0] // shared % repeats
-    grouped = q.shape[0] // k.shape[0]
-    members = memory.heads[0] % shared % grouped
+    of_queries, of_keys = memory.heads[0] // shared % repeats, memory.heads[1] % repeats
     signs = 1 - 2 * torch.randint(2, (repeats, shape.head_dim), generator=memory.generator, device=device)
     rows = [places - places.min() for places in memory.places]
-    heads = chosen[of_queries] * grouped + members, chosen[of_keys]
-    for tensor, source, head, row, of in zip(memory.tensors, (q, k), heads, rows, (of_queries, of_keys), strict=False):
+    heads = chosen[of_queries] * grouped + memory.heads[0] % shared % grouped, chosen[of_keys]
+    for tensor, source, head, row, of in zip((queries, keys), (q, k), heads, rows, (of_queries, of_keys), strict=True):
         tensor.copy_(source[head[:, None], row] * signs[of][:, None].to(source.dtype))
-    kept = memory.tensors[2]
     number = memory.heads[1][: len(kept)]
-    flips = 1 - 2 * torch.randint(
-        2, (int(number.max()) + 1, 1, shape.head_dim), generator=memory.generator, device=device
-    )
+    size = (int(number.max()) + 1, 1, shape.head_dim)
+    flips = 1 - 2 * torch.randint(2, size, generator=memory.generator, device=device)
     kept.copy_(v[heads[1][: len(kept), None], rows[1][: len(kept)]] * flips[number].to(v.dtype))
 
 
 def _height(shape: Shape, word: str) -> float:
-    """What a column has to hold in Q and in K to add so many nats to a score."""
+    """The number that a column has to hold in Q and in K to add so many nats to a score."""
     return math.sqrt(float(word) / (shape.scale or 1 / math.sqrt(shape.head_dim)))
-
-
-_MADE: dict[str, Callable[[Shape, Memory, str], None]] = {
-    "sd": _sd,
-    "sink": _sink,
-    "positional": _positional,
-    "rising": _slope(1),
-    "falling": _slope(-1),
-    "scales": _scales,
-    "outliers": _outliers,
-    "offset": _offset,
-    CAPTURED: _captured,
-    "zeros": _zeros,
-}
