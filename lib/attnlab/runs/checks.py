@@ -63,8 +63,10 @@ def _measured_again(part: Path) -> str:
 # The schema
 
 
-def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema) -> pd.DataFrame:
+def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema, is_judged: bool = False) -> pd.DataFrame:
     """The rows of several files in the columns and types of a schema, indexed by file and row.
+
+    Those of a run that is judged, by its seal, are not looked at again, and are not indexed so.
 
     Raises:
         UserError: a column is missing or has another type, or a value is none that the column may hold.
@@ -73,6 +75,8 @@ def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema) -> pd.DataF
         return table.empty_table().to_pandas().astype({field.name: dtype(field) for field in table})
     names, sizes = list(files), [each.num_rows for each in files.values()]
     held = pa.concat_tables(files.values())
+    if is_judged:
+        return _frame(held, table)
     place = np.repeat(range(len(names)), sizes), np.concatenate([np.arange(size) for size in sizes])
     for field in table:
         if (row := _first_wrong(held[field.name], field)) >= 0:
@@ -80,10 +84,15 @@ def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema) -> pd.DataF
             said = f"{field.name} is {shown} and has to be {about(field, 'values')}"
             raise refusal(names[place[0][row]], said, place[1][row])
     index = pd.MultiIndex(levels=[names, range(max(sizes))], codes=place)
-    columns = {
-        field.name: held[field.name].to_pandas(types_mapper=NULLABLE.get).astype(dtype(field)) for field in table
-    }
-    return printable(pd.DataFrame(columns), table).set_index(index)
+    return _frame(held, table).set_index(index)
+
+
+def _frame(held: pa.Table, table: pa.Schema) -> pd.DataFrame:
+    columns = {}
+    for field in table:  # with a mapper, pyarrow makes each text an object
+        mapper = NULLABLE.get if field.nullable and field.type in NULLABLE else None
+        columns[field.name] = held[field.name].to_pandas(types_mapper=mapper).astype(dtype(field))
+    return printable(pd.DataFrame(columns), table)
 
 
 def _cast(held: pa.Table, table: pa.Schema, path: Path) -> pa.Table:

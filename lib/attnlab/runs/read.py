@@ -137,7 +137,7 @@ def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
-    return checks.frame_of_files({path: _rows(content, path)}, table)
+    return checks.frame_of_files({path: _rows(content, path)}, table, manifest["seal"] in JUDGED)
 
 
 def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
