@@ -40,11 +40,12 @@ def run(arguments: list[str] | None = None) -> int:
         print(f"attnlab: {str(error).replace(chr(10), ' ')}", file=sys.stderr)
         return error.status
     except (OSError, MemoryError) as error:
-        what, advice = "this takes more memory than there is", ""
+        said = "this takes more memory than there is; what was recorded is kept"
         if isinstance(error, OSError):
             what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
-            advice = "; ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
-        print(f"attnlab: {what}; what was recorded is kept{advice}", file=sys.stderr)
+            others = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
+            said = f"{what}; what was recorded is kept; {others}"
+        print(f"attnlab: {said}", file=sys.stderr)
         return 1
     return 0
 
@@ -105,9 +106,14 @@ def _parser() -> argparse.ArgumentParser:
     option("after", metavar="B", help="name of the run that is judged")
     option("--markdown", action="store_true", help="print it for a pull request")
     option("--fail-if", choices=["slower"], help="exit with status 3 if any case is slower")
-    option = add("kernels", _kernels, "compile every kernel for every architecture; needs no GPU")
+    option = add(
+        "kernels",
+        lambda options: check.check(options.rung),
+        "compile every kernel for every architecture; needs no GPU",
+    )
     option("--rung", default="", help="the name of the only one to compile")
-    add("tune", _tune, "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU")
+    about = "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU"
+    add("tune", lambda _: print(f"wrote {paths.shown(measurement.tuned())}"), about)
     add("calibrate", _calibrate, "simulate how often the inference is wrong")
     return parser
 
@@ -242,14 +248,6 @@ def _compare(options: argparse.Namespace) -> None:
         print(markdown(shown) if options.markdown else shown.to_string(index=False))
     if (slower := int(counts.get("slower", 0))) and options.fail_if:
         raise Slower(f"{slower} of {len(cases)} cases are slower in {options.after!r}")
-
-
-def _kernels(options: argparse.Namespace) -> None:
-    check.check(options.rung)
-
-
-def _tune(_: argparse.Namespace) -> None:
-    print(f"wrote {paths.shown(measurement.tuned())}")
 
 
 def _calibrate(options: argparse.Namespace) -> None:

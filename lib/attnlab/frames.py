@@ -231,7 +231,8 @@ def _summarized(samples: pd.DataFrame) -> pd.DataFrame:
         sm_clock_mhz=("sm_clock_mhz", "median"),
         throttled_pct=("throttled", "mean"),
     )
-    return pd.DataFrame(rows, columns=[*columns, *_SUMMARY]).merge(context.reset_index(), on=columns, how="left")
+    names = _summary(_Taken([np.ones(2)], [np.ones(2)], 0.0))
+    return pd.DataFrame(rows, columns=[*columns, *names]).merge(context.reset_index(), on=columns, how="left")
 
 
 def _summary(taken: _Taken) -> dict[str, float]:
@@ -258,9 +259,6 @@ def _summary(taken: _Taken) -> dict[str, float]:
         found = stats.quantile_ci(pooled, p) or stats.Interval(np.nan, np.nan, np.nan)
         row |= {f"{name}_us": found.estimate, f"{name}_low_us": found.low, f"{name}_high_us": found.high}
     return row
-
-
-_SUMMARY = list(_summary(_Taken([np.array([1.0, 2.0])], [np.array([1.0, 2.0])], 0.0)))
 
 
 def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
@@ -310,7 +308,7 @@ def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bo
     for (name, *place), taken in _by_case(samples).items():
         places.setdefault(tuple(place), {})[str(name)] = taken
     rows = []
-    for place, there in places.items():
+    for at, there in places.items():
         if (base := there.pop(baseline, None)) is None:
             continue
         itself = there.get(control)
@@ -324,7 +322,7 @@ def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bo
             interval = verdict.speedup
             values = (interval.estimate, interval.low, interval.high, p, verdict.pvalue, verdict.delta, verdict.g)
             fate = (smallest, verdict.decision, verdict.claimable, len(it.blocks))
-            rows.append((name, baseline, *place, *medians, *values, *fate))
+            rows.append((name, baseline, *at, *medians, *values, *fate))
     return pd.DataFrame(rows, columns=["candidate", "baseline", *AXES, *TIMING, *COMPARED])
 
 

@@ -114,9 +114,7 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
     dtype = cases["dtype"] if "dtype" in cases else pd.Series("float16", index=cases.index)
     if "implementation" in cases:
         dtype = dtype.mask(cases["implementation"].map(implementations.in_fp8), implementations.E4M3)
-    fastest = {
-        d: max(rates.get(f"matmul.{d}", np.nan), rates.get(f"wgmma.{d}", np.nan), key=_known) for d in set(dtype)
-    }
+    fastest = {d: np.fmax(rates.get(f"matmul.{d}", np.nan), rates.get(f"wgmma.{d}", np.nan)) for d in set(dtype)}
     cold = (cases["cache"] == "cold").to_numpy() if "cache" in cases else np.zeros(len(cases), bool)
     moved, nothing = cases["bytes"].to_numpy(float), np.full(len(cases), np.nan)
     beyond = np.where(cold, moved, np.maximum(0, moved - rates.get("l2_size", 0.0)))
@@ -127,12 +125,7 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
         "memory": np.where(beyond > 0, beyond, nothing) / rates.get("copy", np.nan),
     }
     values = np.stack(list(terms.values()))
-    floor = np.fmax.reduce(values)
-    place = np.where(np.isnan(values), -1.0, values).argmax(axis=0)
-    limit = np.where(np.isnan(floor), "not known", np.array(list(map(LIMITS.get, terms)))[place])
+    floor, place = np.fmax.reduce(values), np.where(np.isnan(values), -1.0, values).argmax(axis=0)
+    limit = np.where(np.isnan(floor), "not known", np.array([LIMITS[term] for term in terms])[place])
     out = cases.assign(floor_us=floor, limit=limit)
     return out.assign(speed_of_light=out["floor_us"] / out["median_us"]) if "median_us" in out else out
-
-
-def _known(rate: float) -> float:
-    return -1.0 if np.isnan(rate) else rate

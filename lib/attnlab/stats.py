@@ -163,9 +163,9 @@ def _ranks(values: Array) -> Array:
 def resembles_neighbours(samples: Array) -> bool:
     """Whether samples, in the order taken, are more like their neighbours than chance allows.
 
-    The serial correlation of their ranks at lag 1 against a normal law of variance 1/n, one-sided at 1 % (Wald &
-    Wolfowitz 1943, Annals of Mathematical Statistics 14:378). Ranks: an outlier can't hide the rest. Too few samples
-    for STRETCHES blocks of SHORTEST_STRETCH show nothing.
+    The serial correlation of their ranks (outliers hide nothing) at lag 1 against a normal law of variance 1/n,
+    one-sided at 1 % (Wald & Wolfowitz 1943, Annals of Mathematical Statistics 14:378). Fewer samples than STRETCHES
+    blocks of SHORTEST_STRETCH show nothing.
     """
     if samples.size < STRETCHES * SHORTEST_STRETCH or np.ptp(samples) == 0:
         return False
@@ -436,7 +436,7 @@ def difference_pvalue(baseline: Samples, candidate: Samples, paired: bool = Fals
 
 
 def _scatter_of_placements(sides: Sequence[Side], paired: bool) -> Scatter:
-    """How half of Cliff's delta scatters over blocks.
+    """The scatter of half of Cliff's delta over blocks.
 
     A sample's placement is the share of the other side's samples that are smaller, ties counted half. Paired blocks are
     ranked within each pair (van Elteren 1960, Bulletin of the International Statistical Institute 37:351). Others are
