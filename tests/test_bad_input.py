@@ -214,7 +214,10 @@ RUNS = [
     (without_manifest, ("measure", "--run", "cut", "--study", "{study}"), "/cut/ is there and has no manifest.json: "),
 ]
 NOTEBOOKS = [
-    (("notebook", "02_nothing"), "there is no notebook '02_nothing'; there are 00_quickstart, 01_environ"),
+    (
+        ("notebook", "02_nothing", "-p", "run=there"),
+        "there is no notebook '02_nothing'; there are 00_quickstart, 01_environ",
+    ),
     (("notebook", "baseline", "-p", "run=there"), "report; did you mean '02_baseline'?"),
     (NOTEBOOK, "argument -p: expected one argument"),
     ((*NOTEBOOK, "a=it's"), "argument -p: takes NAME=VALUE pairs, and a quote in "),

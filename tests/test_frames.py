@@ -146,7 +146,7 @@ def test_what_can_not_be_asked_is_a_line_that_says_what_to_do(call, complaint):
 
 
 def test_the_target_is_that_of_the_study_and_unlike_shapes_keep_their_keys():
-    run = synthetic.infer(synthetic.Recipe())
+    run = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET))
     at = frames.target(run, seq_len=64, batch=None)
     assert (at["seq_len"], at["kv_len"], at["batch"]) == (64, 64, run.manifest["study"]["target"]["batch"])
     assert "did you mean 'seq_len'?" in told(lambda: frames.target(run, seqlen=64))
@@ -156,7 +156,7 @@ def test_the_target_is_that_of_the_study_and_unlike_shapes_keep_their_keys():
 
 
 def test_a_run_against_itself_has_moved_nowhere_and_a_faster_kernel_is_found():
-    run = synthetic.infer(synthetic.Recipe(control_pace=1.0))
+    run = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, control_pace=1.0))
     same = frames.compare_runs(run, run)
     assert set(same["decision"]) <= {"equivalent", "inconclusive"}
     assert len(same) == len(frames.summarize(run.samples))

@@ -158,14 +158,14 @@ def test_ctrl_c_ends_everything(notebooks, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     _wait(lambda: pid.is_file() and pid.read_text())
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[1].endswith("attnlab: interrupted; what was recorded is kept\n")
+    assert process.communicate(timeout=300)[1].endswith("attnlab: interrupted; what was recorded is kept\n")
     assert process.returncode == 130
     kernel = Path("/proc", pid.read_text())
     _wait(lambda: not kernel.exists())
 
 
 def _wait(until):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not until():
         assert time.monotonic() < end
         time.sleep(0.1)

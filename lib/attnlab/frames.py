@@ -252,8 +252,8 @@ def _summary(taken: _Taken) -> dict[str, float]:
         "min_us": pooled.min(),
         "max_us": pooled.max(),
         "outliers_pct": 100 * np.mean((pooled < lower - reach) | (pooled > upper + reach)),
-        "lag1": stats.lag1(taken.replicates),
-        "effective_n": stats.effective_n(taken.replicates),
+        "lag1": (lag1 := stats.lag1(taken.replicates)),
+        "effective_n": stats.effective_n(pooled.size, lag1),
     }
     for name, p in QUANTILES.items():
         found = stats.quantile_ci(pooled, p) or stats.Interval(np.nan, np.nan, np.nan)

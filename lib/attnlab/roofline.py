@@ -25,20 +25,14 @@ UNITS = {"copy": "GB/s", "l2": "GB/s", "exponentials": "Gexp/s", "l2_size": "byt
 LIMITS = {"product": "matrix product", "memory": "memory", "l2": "L2", "exponentials": "exponentials"}
 
 
-def datasheet(device: str) -> dict[str, Any]:
-    """The vendor's rates of a device by its name, from data/reference/datasheets.csv; empty if it is not listed."""
-    sheets = pd.read_csv(paths.REFERENCE / "datasheets.csv")
-    match = sheets[sheets["matches"] == device]
-    return {} if match.empty else match.iloc[0].dropna().to_dict()
-
-
 def ceilings(manifest: Mapping[str, Any]) -> pd.DataFrame:
     """The ceilings that a run measured: ceiling, unit, rate (median), low, high, datasheet, sm_clock_mhz, how.
 
     `ceiling` is `copy`, `l2`, `exponentials`, `matmul.<dtype>` (the library's product), `wgmma.<dtype>` (the
     instruction alone), or `l2_size`. A ceiling that could not be measured has no rate, and `how` says why.
     """
-    sheet, rows = datasheet(manifest["device"]["name"]), []
+    sheets, rows = pd.read_csv(paths.REFERENCE / "datasheets.csv"), []
+    sheet = next(iter(sheets[sheets["matches"] == manifest["device"]["name"]].to_dict("records")), {})
     for name, found in manifest["ceilings"].items():
         stated_as = {"TFLOP/s": f"matmul_{name.split('.')[-1]}_tflops", "GB/s": f"{name}_gbs"}.get(found["unit"], "")
         rate = stats.bootstrap_ci(found["samples"]) if found["samples"] else stats.Interval(np.nan, np.nan, np.nan)
@@ -87,14 +81,6 @@ def _work(name: str, axes: dict[str, Any]) -> tuple[int, int, int]:
     return shape.flops, moved, shape.exponentials
 
 
-def rates_of(ceilings: pd.DataFrame | Mapping[str, float]) -> dict[str, float]:
-    """Each ceiling that is known as an amount per microsecond; a mapping is in the units of `UNITS`."""
-    if isinstance(ceilings, pd.DataFrame):
-        known = ceilings.dropna(subset=["rate"])
-        return {row.ceiling: row.rate * PER_US[row.unit] for row in known.itertuples()}
-    return {name: rate * PER_US[UNITS.get(name, "TFLOP/s")] for name, rate in ceilings.items()}
-
-
 def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float]) -> pd.DataFrame:
     """Adds floor_us, the least latency by the ceilings; limit, the ceiling that sets it; speed_of_light, a fraction.
 
@@ -110,7 +96,11 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
     """
     if "flops" not in cases:
         raise UserError("these cases have no work: call add_work(cases) first")
-    rates = rates_of(ceilings)
+    if isinstance(ceilings, pd.DataFrame):
+        known = ceilings.dropna(subset=["rate"])
+        rates = {row.ceiling: row.rate * PER_US[row.unit] for row in known.itertuples()}
+    else:
+        rates = {name: rate * PER_US[UNITS.get(name, "TFLOP/s")] for name, rate in ceilings.items()}
     dtype = cases["dtype"] if "dtype" in cases else pd.Series("float16", index=cases.index)
     if "implementation" in cases:
         dtype = dtype.mask(cases["implementation"].map(implementations.in_fp8), implementations.E4M3)

@@ -504,14 +504,14 @@ def lag1(samples: Samples) -> float:
     return float(np.mean([_lag1(b) if b.size > 2 and np.ptp(b) > 0 else 0.0 for b in blocks_of(samples)]))
 
 
-def effective_n(samples: Samples) -> float:
+def effective_n(n: int, lag1: float) -> float:
     """How many independent samples tell as much: n (1 - r) / (1 + r), r = max(lag1, 0); never more than n.
 
     For a first-order autoregression (Bayley & Hammersley 1946, Supplement to the Journal of the Royal Statistical
     Society 8:184). A negative r is taken for noise: it would promise more samples than there are.
     """
-    r = max(lag1(samples), 0.0)
-    return _pooled(samples).size * (1 - r) / (1 + r)
+    r = max(lag1, 0.0)
+    return n * (1 - r) / (1 + r)
 
 
 def verdict(
