@@ -119,11 +119,9 @@ class Table:
         texts = {name: [text_of(value, name) for value in frame[name]] for name in frame.columns}
         numeric = (all(re.match(NUMBER, text) for text in texts[name]) for name in frame.columns)
         self._sides = ["right" if is_numeric else "left" for is_numeric in numeric]
-        rules = []
-        for n, side in enumerate(self._sides):
-            wraps = ";white-space:nowrap" if side == "right" else ""
-            rules.append({"selector": f"td.col{n}", "props": f"text-align:{side}{wraps}"})
-            rules.append({"selector": f"th.col{n}", "props": f"text-align:{side}"})
+        wraps = {"right": "text-align:right;white-space:nowrap", "left": "text-align:left"}
+        rules = [{"selector": f"td.col{n}", "props": wraps[side]} for n, side in enumerate(self._sides)]
+        rules += [{"selector": f"th.col{n}", "props": f"text-align:{side}"} for n, side in enumerate(self._sides)]
         self.style = self._styler(html.escape).set_table_styles(rules)
 
     def _styler(self, escape: Callable[[str], str]) -> Styler:
