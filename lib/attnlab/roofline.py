@@ -5,7 +5,7 @@ recent GPUs the special-function units need as long as the matrix units (FlashAt
 3.1). Each amount of work is divided by the fastest ceiling that may apply, so that the floor is below any latency.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,8 @@ def ceilings(manifest: Mapping[str, Any]) -> pd.DataFrame:
     instruction alone), or `l2_size`. A ceiling that could not be measured has no rate, and `how` says why.
     """
     sheets, rows = pd.read_csv(paths.REFERENCE / "datasheets.csv"), []
-    sheet = next(iter(sheets[sheets["matches"] == manifest["device"]["name"]].to_dict("records")), {})
+    there = sheets[sheets["matches"] == manifest["device"]["name"]].to_dict("records")
+    sheet: dict[Hashable, Any] = there[0] if there else {}
     for name, found in manifest["ceilings"].items():
         stated_as = {"TFLOP/s": f"matmul_{name.split('.')[-1]}_tflops", "GB/s": f"{name}_gbs"}.get(found["unit"], "")
         rate = stats.bootstrap_ci(found["samples"]) if found["samples"] else stats.Interval(np.nan, np.nan, np.nan)
