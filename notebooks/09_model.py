@@ -122,10 +122,10 @@ if here:
 
 # %%
 lacking = [name for name in ("torch", "transformers") if find_spec(name) is None]
-if lacking:
-    print(f"Nothing is measured: {' and '.join(lacking)} is not installed.")
-elif not measure:
+if not measure:
     print("Nothing is measured: `measure` is False.")
+elif lacking:
+    print(f"Nothing is measured: {' and '.join(lacking)} is not installed.")
 if measures := measure and not lacking:
     import torch
     import transformers

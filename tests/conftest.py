@@ -23,8 +23,7 @@ from attnlab.runs.dispatch import Choice, Dispatch
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
-# For torch, here and in every process that a test starts. One thread is what tiny shapes need: several wait for each
-# other by spinning, which takes ten times as long where other tests run on the same cores.
+# For torch, here and in every process that a test starts: several threads wait for each other by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TINY = {
@@ -42,14 +41,8 @@ TINY = {
 }
 SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
 """Columns that tell one sample from every other."""
-RECORDED = "recorded"
-EVERY_TIMING = [
-    {"clock": "device", "cache": "warm"},
-    {"clock": "cupti", "cache": "warm"},
-    {"clock": "device", "cache": "cold"},
-    {"clock": "eager", "cache": "warm"},
-    {"clock": "eager", "cache": "cold"},
-]
+_TIMINGS = ("device warm", "cupti warm", "device cold", "eager warm", "eager cold")
+EVERY_TIMING = [dict(zip(("clock", "cache"), timing.split(), strict=True)) for timing in _TIMINGS]
 
 
 def tiny_study(**changes) -> studies.Study:
@@ -67,7 +60,7 @@ def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
 
 
 def held(data: Path) -> dict[Path, bytes]:
-    """What is in a data folder, byte for byte, but for the empty files that are locked and frames that were kept."""
+    """What is in a data folder, byte for byte, but for locks and frames that were kept."""
     files = (path for path in data.rglob("*") if path.is_file() and path.name != ".lock")
     return {path: path.read_bytes() for path in files if path.parent.name != ".cache"}
 
@@ -133,7 +126,7 @@ def subjected(call, shape, device, **study):
 
 
 def quick_survey(device: str, study: studies.Study) -> dict:
-    """`worker.survey`, with ceilings from a product so small that it takes no time."""
+    """`worker.survey`, with ceilings that take no time."""
     from attnlab.measuring.session import ceilings, worker
 
     with pytest.MonkeyPatch.context() as patch:
@@ -231,7 +224,7 @@ def recorded(session_data) -> str:
 
     with pytest.MonkeyPatch.context() as patch, torch_as_it_was():
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
-        return record.record(RECORDED, tiny_study(), "cpu", Quickly(ThreadPoolExecutor(1)))
+        return record.record("recorded", tiny_study(), "cpu", Quickly(ThreadPoolExecutor(1)))
 
 
 @pytest.fixture(scope="session")

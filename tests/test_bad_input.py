@@ -31,10 +31,6 @@ class Place:
     study: Path
     kernels: Path
 
-    def file(self, name: str) -> Path:
-        """A file of the complete run."""
-        return self.data / "there" / name
-
     def part(self) -> Path:
         """The block of samples of the run that was cut off."""
         return next((self.data / "cut" / "parts").glob("samples.*.parquet"))
@@ -47,9 +43,8 @@ def runs(recorded, session_data, machine, tmp_path_factory) -> Path:
     shutil.copytree(session_data / recorded, folder / "there")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(folder))
-        write._write_manifest(
-            folder / "there", json.loads((folder / "there" / "manifest.json").read_text()) | {"name": "there"}
-        )
+        stated = json.loads((folder / "there" / "manifest.json").read_text())
+        write._write_manifest(folder / "there", stated | {"name": "there"})
         write.create("cut", machine | {"study": tiny_study().model_dump(mode="json"), "missing_clocks": []})
         for part in small.blocks(tiny_study())[:4]:
             write.add_part("cut", *part)
@@ -69,85 +64,57 @@ def place(runs, data, tmp_path, monkeypatch) -> Place:
 
 
 def study(**changes: Any) -> Callable[[Place], object]:
-    """A study with these fields instead of its own; those that are ... are left out."""
-    stated = {key: value for key, value in (TINY | changes).items() if value is not ...}
-    return lambda place: place.study.write_text(yaml.safe_dump(stated))
+    """A study with these fields instead of its own."""
+    return lambda place: place.study.write_text(yaml.safe_dump(TINY | changes))
 
 
-def both(one: Callable[[Place], object], other: Callable[[Place], object]) -> Callable[[Place], object]:
-    return lambda place: (one(place), other(place))
-
-
-def text(content: str | bytes) -> Callable[[Place], object]:
-    return lambda place: place.study.write_bytes(content if isinstance(content, bytes) else content.encode())
+def text(content: str) -> Callable[[Place], object]:
+    return lambda place: place.study.write_text(content)
 
 
 def entry(*tiles: dict[str, Any], **changes: Any) -> Callable[[Place], object]:
-    """A ladder of one rung with these fields instead of its own."""
-    return lambda place: ladders.write(place.kernels, rung(*tiles, **changes))
-
-
-def toml(content: str | bytes) -> Callable[[Place], object]:
-    raw = content if isinstance(content, bytes) else content.encode()
-    return lambda place: (place.kernels / "ladder.toml").write_bytes(raw)
-
-
-def source(*changes: tuple[str, str]) -> Callable[[Place], object]:
-    """A kernel in which this stands instead of that."""
+    """A ladder of one rung with these fields instead of its own, of which a study measures a kernel."""
 
     def spoil(place: Place) -> None:
-        written = ladders.SOURCE
-        for before, after in changes:
-            assert before in written
-            written = written.replace(before, after)
-        ladders.write(place.kernels, rung(architectures=["sm_80"]), source=written)
+        ladders.write(place.kernels, rung(*tiles, **changes))
+        study(implementations=["sdpa.auto", "kernel.x"])(place)
 
     return spoil
+
+
+def toml(content: bytes) -> Callable[[Place], object]:
+    def spoil(place: Place) -> None:
+        (place.kernels / "ladder.toml").write_bytes(content)
+        study(implementations=["sdpa.auto", "kernel.x"])(place)
+
+    return spoil
+
+
+def source(before: str, after: str) -> Callable[[Place], object]:
+    """A kernel in which this stands instead of that."""
+    assert before in ladders.SOURCE
+    changed = ladders.SOURCE.replace(before, after)
+    return lambda place: ladders.write(place.kernels, rung(architectures=["sm_80"]), source=changed)
 
 
 def manifest(**changes: Any) -> Callable[[Place], object]:
     """The complete run with another manifest than it was sealed with."""
 
     def spoil(place: Place) -> None:
-        place.file("manifest.json").write_text(
-            json.dumps(json.loads(place.file("manifest.json").read_text()) | changes)
-        )
+        path = place.data / "there" / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return spoil
 
 
-def foreign(name: str) -> Callable[[Place], object]:
-    """Something of the user's own where the run would go."""
+def mine(path: str) -> Callable[[Place], object]:
+    """Something of the user's own where a run or an export would go."""
 
     def spoil(place: Place) -> None:
-        (place.data / "new").mkdir()
-        (place.data / "new" / name).write_text("mine")
+        (place.data.parent / path).parent.mkdir(parents=True, exist_ok=True)
+        (place.data.parent / path).write_text("mine")
 
     return spoil
-
-
-def exported(place: Place) -> None:
-    """Something of the user's own where the export would go."""
-    path = place.data.parent / "exports" / "there" / "notes.txt"
-    path.parent.mkdir(parents=True)
-    path.write_text("mine")
-
-
-def nowhere(place: Place) -> None:
-    """No folder of exports can be made."""
-    (place.data.parent / "exports").write_text("mine")
-
-
-def emptied(place: Place) -> None:
-    place.file("cases.parquet").write_bytes(b"")
-
-
-def misnamed(place: Place) -> None:
-    place.part().rename(place.part().with_name("samples.r00.parquet"))
-
-
-def without_manifest(place: Place) -> None:
-    (place.data / "cut" / "manifest.json").unlink()
 
 
 def linked_to_nothing(place: Place) -> None:
@@ -162,6 +129,10 @@ def parts_is_a_file(place: Place) -> None:
     parts = place.part().parent
     parts.rename(place.data / "moved")
     parts.write_text("mine")
+
+
+def without_manifest(place: Place) -> None:
+    (place.data / "cut" / "manifest.json").unlink()
 
 
 def nothing(place: Place) -> None:
@@ -184,24 +155,16 @@ COMMANDS = [
     (nothing, ("measure", "--devic", "cpu"), "--devic cpu; did you mean '--device'?; `python -m attnlab measure --"),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
-    (
-        nothing,
-        ("report", "--run", "their"),
-        "there is no run 'their'; those that are: there, cut; did you mean 'there'?",
-    ),
+    (nothing, ("report", "--run", "their"), "those that are: there, cut; did you mean 'there'?"),
     (nothing, ("export",), "the following arguments are required: --run"),
     (nothing, ("export", "--run", ""), "attnlab: no run is named: RUN=<name> names a folder in "),
     (nothing, ("dispatch", "--run", "there,"), "attnlab: no run is named: RUN=<name> names a folder in "),
-    (exported, EXPORT, "/exports/there holds more than an export of this run: move it away"),
-    (nowhere, EXPORT, "/exports; what was recorded is kept"),
+    (mine("exports/there/notes.txt"), EXPORT, "/exports/there holds more than an export of this run: move it away"),
+    (mine("exports"), EXPORT, "/exports; what was recorded is kept"),
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
     (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
     (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
-    (
-        nothing,
-        ("compare", "there", "there"),
-        "two runs are compared, and both are 'there': name the one before as A and t",
-    ),
+    (nothing, ("compare", "there", "there"), "two runs are compared, and both are 'there': name the one before as "),
     (nothing, ("compare", "", "there"), "two runs are compared: name the one before as A and the one that is judged "),
     (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: name a folder in "),
     (nothing, ("measure", "--run", "{a}"), "'{a}' can't be the name of a run: use letters, digits and '_', from the "),
@@ -210,8 +173,8 @@ COMMANDS = [
     (nothing, ("measure", "--run", "cut", "--study", "quick"), "the run 'cut' is of the study 'tiny': leave STUDY out"),
     (nothing, ("measure", "--study", "nope"), "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch"),
     (nothing, ("measure", "--study", "quik"), "values; did you mean 'quick'?"),
-    (foreign("notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
-    (lambda place: (place.data / "new").write_text("mine"), MEASURE, "/new is a file: move it away, or name another"),
+    (mine("data/new/notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
+    (mine("data/new"), MEASURE, "/new is a file: move it away, or name another"),
     (nothing, ("readme", "--run", "cut"), "'cut' is no complete run of the study 'gpu' on a GPU: name another run"),
 ]
 STUDIES = [
@@ -224,19 +187,27 @@ LADDERS = [
     (entry(titel="x"), "rung 'plain': unknown field 'titel'; fields are name, title, "),
 ]
 SOURCES = [
-    (toml(""), "there is no kernel to compile: "),
-    (source(("widen(q", "widne(q")), 'plain.cu(13): error: identifier "widne" is undefined'),
+    (toml(b""), "there is no kernel to compile: "),
+    (source("widen(q", "widne(q"), 'plain.cu(13): error: identifier "widne" is undefined'),
     (entry(function="plane"), "no kernel `plane` in plain.cu; did you mean 'plain'?"),
     (entry(architectures=["sm_30"]), "error: invalid value for --gpu-architecture (-arch)"),
     (entry(TILE | {"template": {"n": 1}}, architectures=["sm_80"]), "cannot determine which instance of function t"),
-    (source(('#include "widen.cuh"', '#include "wide.cuh"')), 'cannot open source file "wide.cuh"'),
+    (source('#include "widen.cuh"', '#include "wide.cuh"'), 'cannot open source file "wide.cuh"'),
     (lambda place: (place.kernels / "plain.cu").write_bytes(b"\xff\x00"), "plain.cu is not a text in UTF-8: save it"),
 ]
 RUNS = [
     (manifest(schema=99), GO_ON, "has schema 99, and this attnlab"),
     (manifest(complete=False), GO_ON, "manifest.json was changed after it was recorded, so the run is refused: resto"),
-    (emptied, EXPORT, "cases.parquet doesn't match its manifest: it was changed after it was recorded; restore it"),
-    (misnamed, CUT, "samples.r00.parquet has no name of what was recorded: give it that again, or move it away"),
+    (
+        lambda place: (place.data / "there" / "cases.parquet").write_bytes(b""),
+        EXPORT,
+        "cases.parquet doesn't match its manifest: it was changed after it was recorded; restore it",
+    ),
+    (
+        lambda place: place.part().rename(place.part().with_name("samples.r00.parquet")),
+        CUT,
+        "samples.r00.parquet has no name of what was recorded: give it that again, or move it away",
+    ),
     (linked_to_nothing, CUT, ".parquet links to it, and it is not there: "),
     (without_manifest, CUT, "there is no run 'cut'; those that are: there"),
     (parts_is_a_file, ("measure", "--run", "cut"), "/cut/parts is a file: move it away, or name another run"),
@@ -260,9 +231,7 @@ NOTEBOOKS = [
 ALL = {
     "command": COMMANDS,
     "study": [(spoil, MEASURE, said) for spoil, said in STUDIES],
-    "ladder": [
-        (both(spoil, study(implementations=["sdpa.auto", "kernel.x"])), MEASURE, said) for spoil, said in LADDERS
-    ],
+    "ladder": [(spoil, MEASURE, said) for spoil, said in LADDERS],
     "source": [(spoil, KERNELS, said) for spoil, said in SOURCES],
     "run": RUNS,
     "notebook": [(nothing, command, said) for command, said in NOTEBOOKS],
@@ -278,18 +247,24 @@ def test_bad_input_is_one_line_and_a_status_and_changes_no_run(place, capsys, sp
         pytest.importorskip("cuda.bindings.nvrtc")
     spoil(place)
     before = held(place.data)
-    capsys.readouterr()
-    try:
-        status = __main__.main([os.fspath(place.study) if word == "{study}" else word for word in command])
-    except SystemExit as ended:  # argparse's own
-        status = ended.code
-    error = capsys.readouterr().err
-    assert status in (1, 2)
+    error = refused(capsys, [os.fspath(place.study) if word == "{study}" else word for word in command])
     assert error.startswith("attnlab: ")
     assert error.endswith("\n")
-    assert len(error.splitlines()) == 1
     assert said in error
     assert held(place.data) == before
+
+
+def refused(capsys, words: list[str]) -> str:
+    """What a command that is refused says on stderr: one line."""
+    capsys.readouterr()
+    try:
+        status = __main__.main(words)
+    except SystemExit as ended:  # argparse's own
+        status = ended.code
+    assert status in (1, 2)
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    return error
 
 
 # Through make
@@ -315,14 +290,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
     keeping.chmod(0o755)
     before = held(place.data)
     assert make(*words, f"PYTHON={keeping}").returncode == 0
-    capsys.readouterr()
-    try:
-        status = __main__.main((tmp_path / "words").read_text().splitlines())
-    except SystemExit as ended:
-        status = ended.code
-    assert status in (1, 2)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert said in refused(capsys, (tmp_path / "words").read_text().splitlines())
     assert held(place.data) == before
 
 
@@ -330,10 +298,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
     ("words", "said"),
     [
         ([*WORDS[0][0], f"PYTHON={sys.executable}"], WORDS[0][1]),
-        (
-            ["measure", "GPUS=2", "DEVICE=cpu"],
-            "NVIDIA GPU with a driver from 580 on, and DEVICE says cpu: leave GPUS out",
-        ),
+        (["measure", "GPUS=2", "DEVICE=cpu"], "driver from 580 on, and DEVICE says cpu: leave GPUS out"),
         (["report", "PYTHON=/no/python"], "PYTHON=/no/python is not there: name an interpreter that is, or leave"),
         (["report", "PYTHON=/bin/true"], "PYTHON=/bin/true is no Python, and attnlab needs 3.11 or newer: name one "),
     ],

@@ -59,18 +59,13 @@ wait("venv")
 
 def write_wheel(folder: Path, name: str, version: str, *metadata: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    about = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}.py": "",
-        f"{about}/METADATA": "\n".join(
-            ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata, ""]
-        ),
-        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{file},,\n" for file in [*files, f"{about}/RECORD"])
-    file = f"{name}-{version}-py3-none-any.whl"
+    about, file = f"{name}-{version}.dist-info", f"{name}-{version}-py3-none-any.whl"
+    stated = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata, ""]
+    files = {f"{name}.py": "", f"{about}/METADATA": "\n".join(stated)}
+    files[f"{about}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{about}/RECORD"] = "".join(f"{inside},,\n" for inside in [*files, f"{about}/RECORD"])
     with zipfile.ZipFile(folder / file, "w") as wheel:
-        for inside, content in {**files, f"{about}/RECORD": record}.items():
+        for inside, content in files.items():
             wheel.writestr(inside, content)
     return file
 
@@ -94,9 +89,8 @@ class Project:
         (self.folder / "requirements.lock").write_text(f"torch=={torch}\n")
 
     def start(self, extras: str = "render", build: str = "cpu", **variables: str) -> subprocess.Popen:
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON", "ATTNLAB_"))
-        }
+        barred = ("PIP_", "PYTHON", "ATTNLAB_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(barred)}
         of_these_tests = {
             "PYTHONPATH": str(self.folder),  # of `python -m venv`
             "PIP_CONFIG_FILE": os.devnull,

@@ -63,9 +63,8 @@ def test_labels_of_near_sizes_do_not_touch_and_texts_keep_their_order(cases: pd.
 
 def test_a_line_with_several_rows_at_one_place_is_refused(cases: pd.DataFrame) -> None:
     pooled = pd.concat([cases, cases.assign(clock="eager", samples=3)])
-    with pytest.raises(
-        UserError, match=r"^4 rows .* sdpa.auto, seq_len 1024; they differ in causal, clock: "
-    ) as refused:
+    said = r"^4 rows .* sdpa.auto, seq_len 1024; they differ in causal, clock: "
+    with pytest.raises(UserError, match=said) as refused:
         plot.lines(pooled, "seq_len", "median_us")
     assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="differ in clock"):
@@ -114,13 +113,10 @@ def test_a_notebook_shows_a_figure_once_also_after_a_change() -> None:
 
 
 def test_an_implementation_keeps_its_colour_and_a_user_may_change_it(cases: pd.DataFrame) -> None:
-    colours = [
-        {
-            bars.get_label(): bars.lines[0].get_color()
-            for bars in plot.lines(rows, "seq_len", "median_us", **more).axes[0].containers
-        }
-        for rows, more in ((cases[cases.causal], {"colours": {HOSTILE: "#123456"}}), (cases[::6][:1], {}))
-    ]
+    colours = []
+    for rows, more in ((cases[cases.causal], {"colours": {HOSTILE: "#123456"}}), (cases[::6][:1], {})):
+        bars = plot.lines(rows, "seq_len", "median_us", **more).axes[0].containers
+        colours.append({each.get_label(): each.lines[0].get_color() for each in bars})
     assert colours == [{"sdpa.auto": "#000000", HOSTILE: "#123456"}, {"sdpa.auto": "#000000"}]
     assert len(set(plot.LOOKS.values()) | set(plot.OTHERS)) == len(plot.LOOKS) + len(plot.OTHERS)
 

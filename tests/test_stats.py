@@ -60,38 +60,30 @@ def test_bad_samples_are_refused_in_one_line(samples, complaint):
         assert "\n" not in str(caught.value)
 
 
+def scipys(statistic, *samples, **options) -> tuple[float, float]:
+    """scipy's percentile bootstrap."""
+    found = scipy.stats.bootstrap(samples, statistic, method="percentile", **options).confidence_interval
+    return found.low, found.high
+
+
 @pytest.mark.parametrize("n", [2, 7, 100])
-@pytest.mark.parametrize(("confidence", "seed"), [(0.95, 42), (0.9, 3)])
-def test_one_replicate_is_scipys_percentile_bootstrap(n, confidence, seed):
-    samples = noisy(50, n)
-    expected = scipy.stats.bootstrap(
-        (samples,),
-        np.median,
-        n_resamples=10_000,
-        confidence_level=confidence,
-        method="percentile",
-        random_state=np.random.default_rng(seed),
-    ).confidence_interval
-    ours = stats.bootstrap_ci(samples, confidence, seed=seed)
-    assert (ours.low, ours.high) == pytest.approx(tuple(expected), rel=1e-12)
+@pytest.mark.parametrize(("level", "seed"), [(0.95, 42), (0.9, 3)])
+def test_one_replicate_is_scipys_percentile_bootstrap(n, level, seed):
+    samples, rng = noisy(50, n), np.random.default_rng(seed)
+    expected = scipys(np.median, samples, n_resamples=10_000, confidence_level=level, random_state=rng)
+    ours = stats.bootstrap_ci(samples, level, seed=seed)
+    assert (ours.low, ours.high) == pytest.approx(expected, rel=1e-12)
     assert ours.estimate == np.median(samples)
 
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_ratio_of_one_replicate_is_scipys_percentile_bootstrap(paired):
-    baseline, candidate = noisy(50, seed=1), noisy(40, seed=2)
-    expected = scipy.stats.bootstrap(
-        (baseline, candidate),
-        lambda b, c, axis: np.median(b, axis=axis) / np.median(c, axis=axis),
-        n_resamples=2_000,
-        paired=paired,
-        # The stream of random numbers depends on the batch where there are two sides.
-        batch=5_000,
-        method="percentile",
-        random_state=np.random.default_rng(42),
-    ).confidence_interval
-    ours = stats.ratio_ci(baseline, candidate, resamples=2_000, paired=paired)
-    assert (ours.low, ours.high) == pytest.approx(tuple(expected), rel=1e-12)
+    sides, rng = (noisy(50, seed=1), noisy(40, seed=2)), np.random.default_rng(42)
+    # The stream of random numbers depends on the batch where there are two sides.
+    options = {"n_resamples": 2_000, "batch": 5_000, "paired": paired, "random_state": rng}
+    expected = scipys(lambda b, c, axis: np.median(b, axis=axis) / np.median(c, axis=axis), *sides, **options)
+    ours = stats.ratio_ci(*sides, resamples=2_000, paired=paired)
+    assert (ours.low, ours.high) == pytest.approx(expected, rel=1e-12)
     assert ours.estimate == pytest.approx(1.25)
 
 
@@ -128,7 +120,6 @@ BAD_OPTIONS = {
     partial(stats.bootstrap_ci, PAIR): {"confidence": (0, 1, 95, math.nan), "resamples": (0,), "tick": (-1,)},
     partial(stats.ratio_ci, PAIR, PAIR): {"confidence": (0, 1, 95, math.nan), "resamples": (0,), "tick": (-1,)},
     partial(stats.quantile_ci, PAIR): {"p": (0, 1, -0.5, 95, math.nan)},
-    stats.samples_needed: {"p": (0, 1, -0.5, 95, math.nan)},
     partial(stats.verdict, PAIR, PAIR): {"pvalue": (1.2, math.nan), "smallest_effect": (-0.1,), "margin": (0, -0.1)}
     | {"alpha": (0, 0.5, 0.7)},
 }
@@ -211,7 +202,8 @@ def test_scatter_is_the_t_test_of_scipy(baseline, candidate):
     ours = stats._scatter_of_log_ratio(sides, paired=False)
     assert (ours.pvalue, ours.freedom) == pytest.approx((welch.pvalue, welch.df), rel=1e-6)
     bounds = welch.confidence_interval(0.9)
-    assert (ours.mean - ours.reach(0.9), ours.mean + ours.reach(0.9)) == pytest.approx(tuple(bounds), abs=1e-8)
+    reach = stats.student(ours.freedom, 0.95) * ours.error
+    assert (ours.mean - reach, ours.mean + reach) == pytest.approx(tuple(bounds), abs=1e-8)
     n = min(len(baseline), len(candidate))
     assume(np.std(logs[0][:n] - logs[1][:n]) > 1e-6)
     paired = scipy.stats.ttest_rel(logs[0][:n], logs[1][:n])
@@ -263,21 +255,26 @@ def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
     assert stats.cliffs_delta([baseline[:1], baseline[1:]], candidate) == stats.cliffs_delta(baseline, candidate)
 
 
-def test_hedges_g_by_hand():
-    # Means 3 and 2, variances 1 and 1, df = 4: J = 1 - 3/15.
-    assert stats.hedges_g([2, 3, 4], [1, 2, 3]) == pytest.approx(0.8)
-    # Means 4 and 1, sums of squares 8 and 0, df = 3: s = sqrt(8/3), J = 1 - 3/11.
-    assert stats.hedges_g([2, 4, 6], [1, 1]) == pytest.approx(8 / 11 * 3 / math.sqrt(8 / 3))
-    assert stats.hedges_g([[2.0, 3.0], [4.0]], [1, 2, 3]) == pytest.approx(0.8)
-
-
 @pytest.mark.filterwarnings("error")
-def test_hedges_g_where_nothing_varies():
-    # 0.1 is no binary fraction: means of constant samples round, each its own way.
-    assert stats.hedges_g([0.1] * 3, [0.1] * 7) == 0
-    assert stats.hedges_g([0.3] * 3, [0.1] * 7) == math.inf
-    assert stats.hedges_g([0.1] * 3, [0.3] * 7) == -math.inf
-    assert stats.hedges_g([0.3], [0.1] * 7) == math.inf
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "g"),
+    [
+        ([2, 3, 4], [1, 2, 3], 0.8),  # means 3 and 2, variances 1 and 1, df = 4: J = 1 - 3/15
+        ([[2.0, 3.0], [4.0]], [1, 2, 3], 0.8),
+        # Means 4 and 1, sums of squares 8 and 0, df = 3: s = sqrt(8/3), J = 1 - 3/11.
+        ([2, 4, 6], [1, 1], 8 / 11 * 3 / math.sqrt(8 / 3)),
+        # 0.1 is no binary fraction: means of constant samples round, each its own way.
+        ([0.1] * 3, [0.1] * 7, 0),
+        ([0.3] * 3, [0.1] * 7, math.inf),
+        ([0.1] * 3, [0.3] * 7, -math.inf),
+        ([0.3], [0.1] * 7, math.inf),
+    ],
+)
+def test_hedges_g_by_hand(baseline, candidate, g):
+    assert stats.hedges_g(baseline, candidate) == pytest.approx(g)
+
+
+def test_hedges_g_of_two_samples_is_refused():
     with pytest.raises(ValueError, match="at least two samples"):
         stats.hedges_g([1.0], [2.0])
 
@@ -366,35 +363,30 @@ def test_median_interval_by_hand():
 
 
 @pytest.mark.parametrize(("p", "n"), [(0.5, 6), (0.95, 72), (0.05, 72), (0.99, 368), (0.999, 3688)])
-def test_samples_needed_is_where_scipys_interval_begins(p, n):
-    assert stats.samples_needed(p) == n
-    for size, missing in ((n, False), (n - 1, True)):
-        bounds = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(0.95)
-        assert np.isnan(bounds).any() == missing
-        assert (stats.quantile_ci(np.arange(size), p) is None) == missing
-
-
-def test_lag1_by_hand():
-    # Deviations -1.5 -0.5 0.5 1.5: products 0.75 - 0.25 + 0.75 over squares 5.
-    assert stats.lag1([1, 2, 3, 4]) == pytest.approx(0.25)
-    assert stats.lag1([1, -1, 1, -1]) == pytest.approx(-0.75)
-    assert stats.lag1([1, 1, 4]) == pytest.approx(-1 / 6)
-    assert stats.lag1([[1, 2, 3, 4], [1, -1, 1, -1]]) == pytest.approx(-0.25)
-
-
-@properties
-@given(ticks, ticks, st.floats(0, 2))
-def test_a_verdict_is_the_same_with_medians_that_are_known(baseline, candidate, tick):
-    medians = tuple(stats.bootstrap_ci(side, resamples=200) for side in (baseline, candidate))
-    known = stats.verdict(baseline, candidate, resamples=200, tick=tick, medians=medians)
-    assert known == stats.verdict(baseline, candidate, resamples=200, tick=tick)
+def test_intervals_of_quantiles_begin_where_scipys_do_and_are_the_same(p, n):
+    assert stats.quantile_ci(np.arange(n - 1), p) is None
+    for size in (n, n + 1, 3 * n):
+        ours = stats.quantile_ci(np.arange(size), p)
+        theirs = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(0.95)
+        assert (ours.low, ours.high) == tuple(theirs)
+    assert np.isnan(scipy.stats.quantile_test(np.arange(n - 1), p=p).confidence_interval(0.95)).any()
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("samples", [[1.0], [1.0, 2.0], [0.1] * 30, [[0.1] * 3, [5.0] * 3]])
-def test_lag1_of_too_little_is_zero(samples):
-    assert stats.lag1(samples) == 0
-    assert stats.effective_n(samples) == np.size(samples)
+@pytest.mark.parametrize(
+    ("samples", "lag1"),
+    [
+        ([1, 2, 3, 4], 0.25),  # deviations -1.5 -0.5 0.5 1.5: products 0.75 - 0.25 + 0.75 over squares 5
+        ([1, -1, 1, -1], -0.75),
+        ([1, 1, 4], -1 / 6),
+        ([[1, 2, 3, 4], [1, -1, 1, -1]], -0.25),
+        *(([1.0], 0), ([1.0, 2.0], 0), ([0.1] * 30, 0), ([[0.1] * 3, [5.0] * 3], 0)),  # too little
+    ],
+)
+def test_lag1_by_hand_and_what_it_leaves_of_n(samples, lag1):
+    assert stats.lag1(samples) == pytest.approx(lag1)
+    expected = {0.25: 60, 0: 100}.get(max(lag1, 0))
+    assert stats.effective_n(100, stats.lag1(samples)) == pytest.approx(expected)
 
 
 def test_the_smallest_effect_of_replicates_by_hand():
@@ -407,21 +399,16 @@ def test_the_smallest_effect_of_replicates_by_hand():
     assert ours == pytest.approx(math.expm1((found + missed) * error), rel=1e-6)
 
 
-def test_the_smallest_effect_of_one_replicate():
+def test_the_smallest_effect_of_one_replicate_and_of_a_control_that_differs():
     baseline, control = noisy(100, seed=1), noisy(100, seed=2)
     interval = stats.ratio_ci(baseline, control, paired=True)
     half = math.log(interval.high / interval.low) / 2
-    ours = stats.smallest_effect(baseline, control, paired=True)
     # 1.96 and 0.84 standard errors of the normal law.
-    assert ours == pytest.approx(math.expm1(half * (1 + 0.8416 / 1.9600)), rel=1e-3)
-
-
-def test_a_control_that_differs_leaves_less_to_be_seen():
+    expected = math.expm1(half * (1 + 0.8416 / 1.9600))
+    assert stats.smallest_effect(baseline, control, paired=True) == pytest.approx(expected, rel=1e-3)
     baseline, control = noisy(100, spread=1e-3), noisy(97, seed=2, spread=1e-3)
-    interval = stats.ratio_ci(baseline, control)
-    assert stats.smallest_effect(baseline, control) == pytest.approx(interval.high - 1)
-    turned = stats.ratio_ci(control, baseline)
-    assert stats.smallest_effect(control, baseline) == pytest.approx(1 / turned.low - 1)
+    assert stats.smallest_effect(baseline, control) == pytest.approx(stats.ratio_ci(baseline, control).high - 1)
+    assert stats.smallest_effect(control, baseline) == pytest.approx(1 / stats.ratio_ci(control, baseline).low - 1)
 
 
 SLOW, FAST = noisy(100), noisy(80, seed=1)
@@ -452,27 +439,16 @@ def test_a_verdict_follows_from_interval_p_value_and_tick(baseline, candidate, o
     assert (ours.decision, ours.claimable) == (decision, claimable)
 
 
-def test_claim_needs_a_large_delta():
-    """Half of the candidate's samples are very slow: its median is 15 % lower, hardly more often than not."""
-    baseline = noisy(100, 400)
-    modes = np.concatenate([noisy(84, 230, 1), noisy(300, 170, 2)])
-    candidate = np.random.default_rng(0).permutation(modes)
-    ours = stats.verdict(baseline, candidate)
-    assert ours.decision == "faster"
-    assert ours.speedup.estimate > CLAIM_SPEEDUP
-    assert not stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
-    assert 0 < ours.delta < CLAIM_DELTA
-    assert not ours.claimable
-
-
-def test_claim_needs_intervals_apart():
-    baseline = noisy(100, 40, spread=0.2)
-    candidate = noisy(87, 40, spread=0.2, seed=3)
-    ours = stats.verdict(baseline, candidate)
-    assert stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
-    assert ours.speedup.estimate > CLAIM_SPEEDUP
-    assert ours.delta > CLAIM_DELTA
-    assert (ours.decision, ours.claimable) == ("faster", False)
+def test_claim_needs_a_large_delta_and_intervals_apart():
+    """Half of a candidate's samples are very slow: its median is 15 % lower, hardly more often than not."""
+    modes = np.random.default_rng(0).permutation(np.concatenate([noisy(84, 230, 1), noisy(300, 170, 2)]))
+    cases = (noisy(100, 400), modes), (noisy(100, 40, spread=0.2), noisy(87, 40, spread=0.2, seed=3))
+    for (baseline, candidate), is_apart in zip(cases, (True, False), strict=True):
+        ours = stats.verdict(baseline, candidate)
+        assert stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate)) is not is_apart
+        assert (0 < ours.delta < CLAIM_DELTA) is is_apart
+        assert ours.speedup.estimate > CLAIM_SPEEDUP
+        assert (ours.decision, ours.claimable) == ("faster", False)
 
 
 @properties

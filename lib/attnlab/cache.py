@@ -6,9 +6,9 @@ no file that is found here. Any file may be removed at any time.
 
 import hashlib
 import hmac
-import io
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +18,6 @@ from attnlab.runs import schema
 
 SOURCES = ("stats.py", "frames.py", "profile.py", "base/rules.py", "runs/checks.py", "runs/tables.py")
 """The files whose change makes every kept frame useless."""
-
 MOST_KEPT = 60
 """So many files are kept of a run, the newest."""
 
@@ -26,14 +25,12 @@ MOST_KEPT = 60
 def kept(run: str, what: str, *content: pd.DataFrame, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
     """What `make()` gives, or what it gave before for the same content; `what` names function and arguments."""
     file = _file(run, "\n".join([what, *map(_digest, content)])) if run else None
-    if file is None:
-        return make()
-    try:
-        return pd.read_parquet(file)
-    except (OSError, ValueError):  # pyarrow's errors are one or the other
-        made = make()
-        _write(file, made)
-        return made
+    with suppress(OSError, ValueError):  # pyarrow's errors are one or the other
+        if file is not None:
+            return pd.read_parquet(file)
+    made = make()
+    _write(file, made)
+    return made
 
 
 def is_marked(run: str, what: str) -> bool:
@@ -44,8 +41,7 @@ def is_marked(run: str, what: str) -> bool:
 
 def mark(run: str, what: str) -> None:
     """Keep that something was found to be so of a run."""
-    if file := _file(run, what):
-        _write(file, pd.DataFrame())
+    _write(_file(run, what), pd.DataFrame())
 
 
 def _file(run: str, what: str) -> Path | None:
@@ -71,18 +67,16 @@ def _key() -> bytes:
         return b""
 
 
-def _write(file: Path, frame: pd.DataFrame) -> None:
+def _write(file: Path | None, frame: pd.DataFrame) -> None:
     """Keep a frame; a folder that takes no file keeps none."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, compression="zstd")
-    try:
+    if file is None:
+        return
+    with suppress(OSError):
         file.parent.mkdir(exist_ok=True)
-        files.write_atomically(file, buffer.getvalue())
+        files.write_atomically(file, frame.to_parquet(compression="zstd"))
         newest_first = sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for old in newest_first[MOST_KEPT:]:
             old.unlink(missing_ok=True)
-    except OSError:
-        return
 
 
 def _digest(content: pd.DataFrame) -> str:

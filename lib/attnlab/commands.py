@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -38,13 +39,13 @@ def run(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"attnlab: {str(error).replace(chr(10), ' ')}", file=sys.stderr)
         return error.status
-    except OSError as error:
-        what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
-        others = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
-        print(f"attnlab: {what}; what was recorded is kept; {others}", file=sys.stderr)
-        return 1
-    except MemoryError:
-        print("attnlab: this takes more memory than there is; what was recorded is kept", file=sys.stderr)
+    except (OSError, MemoryError) as error:
+        said = "this takes more memory than there is; what was recorded is kept"
+        if isinstance(error, OSError):
+            what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
+            others = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
+            said = f"{what}; what was recorded is kept; {others}"
+        print(f"attnlab: {said}", file=sys.stderr)
         return 1
     return 0
 
@@ -71,50 +72,49 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
     parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    measure = commands.add_parser("measure", help="measure a study into a new run, or continue a run that was cut off")
-    measure.add_argument("--run", default="", help="name of a run in data/")
-    measure.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
-    measure.add_argument("--device", default="auto", choices=measurement.DEVICES, help="where to measure")
-    measure.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
-    measure.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
-    measure.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
-    measure.set_defaults(command=_measure_alone)
-    report = commands.add_parser("report", help="render a recorded run; measures nothing")
-    report.add_argument("--run", default="", help="name of a run in data/; the published one without it")
-    report.set_defaults(command=_report)
-    notebook = commands.add_parser("notebook", help="execute and render one notebook")
-    notebook.add_argument("name", help="such as 02_baseline")
-    notebook.add_argument(
-        "-p", dest="parameters", type=_pairs, action="extend", default=[], metavar="PARAMS", help="NAME=VALUE pairs"
-    )
-    notebook.set_defaults(command=_notebook)
-    for name, command, about in (
-        ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
-        ("explore", _explore, "write one interactive page of a recorded run"),
-        ("export", _export, "write a recorded run as two JSON files and NumPy arrays"),
-        ("close", _close, "close a run that was cut off with the replicates that it holds"),
-    ):
-        sub = commands.add_parser(name, help=about)
-        sub.add_argument("--run", required=True, help="name of a run in data/")
-        sub.set_defaults(command=command)
+
+    def add(name: str, command: Callable[..., object], about: str, run: str = "") -> Callable[..., object]:
+        one = commands.add_parser(name, help=about)
+        one.set_defaults(command=command)
+        if run:
+            one.add_argument("--run", required=True, help=run)
+        return one.add_argument
+
+    option = add("measure", _measure_alone, "measure a study into a new run, or continue a run that was cut off")
+    option("--run", default="", help="name of a run in data/")
+    option("--study", default="", help="a study in studies/, or a path to a YAML file")
+    option("--device", default="auto", choices=measurement.DEVICES, help="where to measure")
+    option("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
+    option("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
+    option("--long", action="store_true", help="measure it even if that takes longer than a day")
+    option = add("report", _report, "render a recorded run; measures nothing")
+    option("--run", default="", help="name of a run in data/; the published one without it")
+    option = add("notebook", _notebook, "execute and render one notebook")
+    option("name", help="such as 02_baseline")
+    pairs = {"dest": "parameters", "type": _pairs, "action": "extend", "default": [], "metavar": "PARAMS"}
+    option("-p", **pairs, help="NAME=VALUE pairs")
+    one = "name of a run in data/"
+    add("readme", _readme, "write the READMEs' pictures and tables from a recorded run", one)
+    add("explore", _explore, "write one interactive page of a recorded run", one)
+    add("export", _export, "write a recorded run as two JSON files and NumPy arrays", one)
+    add("close", _close, "close a run that was cut off with the replicates that it holds", one)
     about = "write the table of what attnlab.attend calls at each shape, from runs"
-    dispatch = commands.add_parser("dispatch", help=about)
-    dispatch.add_argument("--run", required=True, help="names of runs in data/, by commas")
-    dispatch.add_argument("--replace", action="store_true", help="write over another table of this device")
-    dispatch.set_defaults(command=_dispatch)
-    compare = commands.add_parser("compare", help="judge each case of a run against the same case of the run before it")
-    compare.add_argument("before", metavar="A", help="name of a run in data/")
-    compare.add_argument("after", metavar="B", help="name of the run that is judged")
-    compare.add_argument("--markdown", action="store_true", help="print it for a pull request")
-    compare.add_argument("--fail-if", choices=["slower"], help="exit with status 3 if any case is slower")
-    compare.set_defaults(command=_compare)
-    kernels = commands.add_parser("kernels", help="compile every kernel for every architecture; needs no GPU")
-    kernels.add_argument("--rung", default="", help="the name of the only one to compile")
-    kernels.set_defaults(command=lambda options: check.check(options.rung))
+    option = add("dispatch", _dispatch, about, "names of runs in data/, by commas")
+    option("--replace", action="store_true", help="write over another table of this device")
+    option = add("compare", _compare, "judge each case of a run against the same case of the run before it")
+    option("before", metavar="A", help="name of a run in data/")
+    option("after", metavar="B", help="name of the run that is judged")
+    option("--markdown", action="store_true", help="print it for a pull request")
+    option("--fail-if", choices=["slower"], help="exit with status 3 if any case is slower")
+    option = add(
+        "kernels",
+        lambda options: check.check(options.rung),
+        "compile every kernel for every architecture; needs no GPU",
+    )
+    option("--rung", default="", help="the name of the only one to compile")
     about = "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU"
-    tune = commands.add_parser("tune", help=about)
-    tune.set_defaults(command=lambda options: print(f"wrote {paths.shown(measurement.tuned())}"))
-    commands.add_parser("calibrate", help="simulate how often the inference is wrong").set_defaults(command=_calibrate)
+    add("tune", lambda _: print(f"wrote {paths.shown(measurement.tuned())}"), about)
+    add("calibrate", _calibrate, "simulate how often the inference is wrong")
     return parser
 
 
@@ -124,9 +124,8 @@ def _measure(options: argparse.Namespace) -> str:
         manifest = read.read_manifest(options.run)
         study = studies.parse(manifest["study"], options.run)
         if stated and studies.load(stated) != study:
-            raise UserError(
-                f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
-            )
+            of = f"the run {options.run!r} is of the study {study.name!r}"
+            raise UserError(f"{of}: leave STUDY out, or name a new run")
         write.require_incomplete(options.run, manifest)  # whatever device is here
     elif options.run and not stated and (begun := write.begun(options.run)):
         study = studies.parse(begun["study"], options.run)
@@ -177,12 +176,10 @@ def _explore(options: argparse.Namespace) -> None:
 def _notebook(options: argparse.Namespace) -> None:
     from attnlab import report
 
-    stated = list(map(_assignment, options.parameters))
-    values = dict(stated)
-    if len(values) < len(stated):
+    values = dict(map(_assignment, options.parameters))
+    if len(values) < len(options.parameters):
         raise UserError(f"-p states a parameter twice: leave one of {', '.join(options.parameters)} out")
-    run = str(values.pop("run", ""))
-    page = report.render(run, [options.name], parameters=values)
+    page = report.render(str(values.pop("run", "")), [options.name], parameters=values)
     print(f"rendered {paths.shown(page)}")
 
 
@@ -216,10 +213,10 @@ def _dispatch(options: argparse.Namespace) -> None:
         gone = len({choice.shape for choice in before.choices} - {choice.shape for choice in made.choices})
         replaced = f"; it replaces the table by {by}" + (f", and has not {gone} of its shapes" if gone else "")
     table = dispatch.write(made)
-    others = sum(choice.implementation != implementations.FALLBACK for choice in made.choices)
+    fallback = implementations.FALLBACK
+    others = sum(choice.implementation != fallback for choice in made.choices)
     study = table.with_suffix(".yaml")
     study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))
-    fallback = implementations.FALLBACK
     print(
         f"wrote {paths.shown(table)} by {made.run!r}, {made.timing}: {len(made.choices)} shapes, {others} of them "
         f"not by {fallback}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend at each{replaced}"

@@ -77,11 +77,12 @@ def explore(run: Any) -> alt.VConcatChart:
     one = shown.transform_filter(click)
     parts = [_heatmap(shown, click, cases), _text(one, _csv(patterns)), _dots(one, _csv(cases[["case", "samples"]]))]
     chart = Explorer(vconcat=parts, title=alt.TitleParams(run.name, subtitle=[SIGNS, DOTS], anchor="start"))
-    measured = verdicts[[*CHOICES]].drop_duplicates().astype(str).agg("|".join, axis=1)
+    texts = verdicts[[*CHOICES]].astype(str)
     for name in CHOICES:
-        options = alt.binding_select(options=[*verdicts[name].astype(str).unique()], name=f"{heading(name)} ")
+        options = alt.binding_select(options=[*texts[name].unique()], name=f"{heading(name)} ")
         chart = chart.add_params(alt.param(f"choice_{name}", value=str(opening[name]), bind=options))
-    return chart.add_params(alt.param("measured", value=[*measured])).configure_view(stroke=None)
+    measured = [*texts.drop_duplicates().agg("|".join, axis=1)]
+    return chart.add_params(alt.param("measured", value=measured)).configure_view(stroke=None)
 
 
 def write(run: Any, path: Path) -> None:

@@ -6,8 +6,9 @@ Frames of your own work too: `implementation` and `latency_us` are needed, and a
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,14 +59,12 @@ def load(name: str) -> schema.Run:
 def with_blocks(run: schema.Run) -> schema.Run:
     """A run as it was read, with the samples that passed and the columns of `load`."""
     samples = _passed(run.samples, run.cases)
-    card = samples["process"].map(run.processes.set_index("process")["card"])
-    few = card.groupby(_number(samples, [*CASE, *TIMING])).transform("nunique") < LEAST_CARDS
-    samples = samples.assign(
-        card=card,
-        block=card.mask(few | card.isna(), samples["replicate"].astype(str)),
-        tick_us=float(run.manifest["clocks"]["tick_us"]) / samples["launches"],
-        run=run.name,
-    )
+    card, block = samples["process"].map(run.processes.set_index("process")["card"]), samples["replicate"].astype(str)
+    if card.nunique() >= LEAST_CARDS:
+        few = card.groupby(_number(samples, [*CASE, *TIMING])).transform("nunique") < LEAST_CARDS
+        block = card.mask(few | card.isna(), block)
+    tick_us = float(run.manifest["clocks"]["tick_us"]) / samples["launches"]
+    samples = samples.assign(card=card, block=block, tick_us=tick_us, run=run.name)
     return replace(run, samples=samples, ceilings=roofline.ceilings(run.manifest))
 
 
@@ -81,9 +80,8 @@ def _passed(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
     whole = pd.MultiIndex.from_frame(cases.loc[is_measured, [*CASE, "replicate"]])
     whole = whole[~whole.droplevel("replicate").isin(lost)]
     number = _number(samples, [*CASE, "replicate"])
-    first = samples.groupby(number).head(1)
-    is_kept = pd.MultiIndex.from_frame(first[[*CASE, "replicate"]]).isin(whole)
-    return samples[is_kept[number]].reset_index(drop=True)
+    first = samples[[*CASE, "replicate"]].groupby(number).head(1)
+    return samples[pd.MultiIndex.from_frame(first).isin(whole)[number]].reset_index(drop=True)
 
 
 def _number(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
@@ -129,18 +127,14 @@ def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
             _require_value(frame[name], one)
         kept = kept[kept[name].isin(wanted)]
         if kept.empty and len(frame):
-            others = {other: text for other, text in equal.items() if other != name}
-            raise UserError(f"no row has {name}={value!r} together with {_words(others)}: look at what there is")
+            others = ", ".join(f"{other}={text!r}" for other, text in equal.items() if other != name)
+            raise UserError(f"no row has {name}={value!r} together with {others}: look at what there is")
     return kept
 
 
 def is_equal(frame: pd.DataFrame, equal: Mapping[str, Any]) -> pd.Series:
     """A mask of the rows at which columns have these values; there may be none."""
     return (frame[list(equal)] == pd.Series(equal)).all(axis=1)
-
-
-def _words(equal: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in equal.items())
 
 
 def _require_value(column: pd.Series, value: Any) -> None:
@@ -199,9 +193,8 @@ def _prepared(samples: pd.DataFrame) -> pd.DataFrame:
         samples["block"] = samples["replicate"].astype(str)
     if len(runs := samples["run"].unique()) > 1:
         named = ", ".join(sorted(map(str, runs)))
-        raise UserError(
-            f"these samples are of {len(runs)} runs ({named}): choose one, or use compare_runs(before, after)"
-        )
+        advice = "choose one, or use compare_runs(before, after)"
+        raise UserError(f"these samples are of {len(runs)} runs ({named}): {advice}")
     latencies = samples["latency_us"].to_numpy(float, na_value=np.nan)
     if not (np.isfinite(latencies) & (latencies > 0)).all():
         raise UserError("latency_us has values that are not positive numbers: leave these rows out")
@@ -238,7 +231,8 @@ def _summarized(samples: pd.DataFrame) -> pd.DataFrame:
         sm_clock_mhz=("sm_clock_mhz", "median"),
         throttled_pct=("throttled", "mean"),
     )
-    return pd.DataFrame(rows, columns=[*columns, *_SUMMARY]).merge(context.reset_index(), on=columns, how="left")
+    names = _summary(_Taken([np.ones(2)], [np.ones(2)], 0.0))
+    return pd.DataFrame(rows, columns=[*columns, *names]).merge(context.reset_index(), on=columns, how="left")
 
 
 def _summary(taken: _Taken) -> dict[str, float]:
@@ -258,16 +252,13 @@ def _summary(taken: _Taken) -> dict[str, float]:
         "min_us": pooled.min(),
         "max_us": pooled.max(),
         "outliers_pct": 100 * np.mean((pooled < lower - reach) | (pooled > upper + reach)),
-        "lag1": stats.lag1(taken.replicates),
-        "effective_n": stats.effective_n(taken.replicates),
+        "lag1": (lag1 := stats.lag1(taken.replicates)),
+        "effective_n": stats.effective_n(pooled.size, lag1),
     }
     for name, p in QUANTILES.items():
         found = stats.quantile_ci(pooled, p) or stats.Interval(np.nan, np.nan, np.nan)
         row |= {f"{name}_us": found.estimate, f"{name}_low_us": found.low, f"{name}_high_us": found.high}
     return row
-
-
-_SUMMARY = list(_summary(_Taken([np.array([1.0, 2.0])], [np.array([1.0, 2.0])], 0.0)))
 
 
 def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
@@ -282,9 +273,8 @@ def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     """
     samples = _prepared(samples)
     require_implementation(samples, baseline)
-    return cache.kept(
-        _run_of(samples), f"compare {baseline}", samples, make=lambda: _compared(samples, baseline, "candidates")
-    )
+    name = implementations.control(baseline)
+    return cache.kept(_run_of(samples), f"compare {baseline}", samples, make=lambda: _compared(samples, baseline, name))
 
 
 def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
@@ -296,10 +286,13 @@ def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     """
     samples = _prepared(samples)
     require_implementation(samples, baseline)
-    if implementations.control(baseline) not in samples["implementation"].unique():
+    name = implementations.control(baseline)
+    both = samples[samples["implementation"].isin([baseline, name])]
+    if name not in both["implementation"].unique():
         raise UserError(f"{baseline} was not measured against itself: only a study's baseline has a control")
-    both = samples[samples["implementation"].isin([baseline, implementations.control(baseline)])]
-    return cache.kept(_run_of(samples), f"control {baseline}", both, make=lambda: _compared(both, baseline, "control"))
+    make = partial(_compared, both, baseline, name, is_control=True)
+    judged = cache.kept(_run_of(samples), f"control {baseline}", both, make=make)
+    return judged.assign(excludes_1=(judged["low"] > 1) | (judged["high"] < 1))
 
 
 def require_implementation(frame: pd.DataFrame, name: str, column: str = "implementation") -> None:
@@ -309,19 +302,28 @@ def require_implementation(frame: pd.DataFrame, name: str, column: str = "implem
         raise UserError(f"no sample is of {name!r}{suggestion(name, known)}; there are {', '.join(known) or 'none'}")
 
 
-def _compared(samples: pd.DataFrame, baseline: str, what: str) -> pd.DataFrame:
+def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bool = False) -> pd.DataFrame:
+    """The candidates, or the control alone, at each place: one family of tests."""
     places: dict[tuple[Any, ...], dict[str, _Taken]] = {}
     for (name, *place), taken in _by_case(samples).items():
         places.setdefault(tuple(place), {})[str(name)] = taken
-    judged = _judged_candidates if what == "candidates" else _judged_control
-    rows = [
-        {"candidate": name, "baseline": baseline, **dict(zip([*AXES, *TIMING], place, strict=True)), **row}
-        for place, there in places.items()
-        if baseline in there
-        for name, row in judged(there, baseline)
-    ]
-    extra = [] if what == "candidates" else ["excludes_1"]
-    return pd.DataFrame(rows, columns=["candidate", "baseline", *AXES, *TIMING, *COMPARED, *extra])
+    rows = []
+    for at, there in places.items():
+        if (base := there.pop(baseline, None)) is None:
+            continue
+        itself = there.get(control)
+        smallest = _judged(stats.smallest_effect, base, itself) if itself else 0.0
+        others = {name: it for name, it in there.items() if is_control or not implementations.is_control(name)}
+        ps = [stats.difference_pvalue(base.blocks, it.blocks, _paired(base, it)) for it in others.values()]
+        for (name, it), p, adjusted in zip(others.items(), ps, stats.holm(ps), strict=True):
+            least = 0.0 if is_control else smallest
+            verdict = _judged(stats.verdict, base, it, pvalue=float(adjusted), smallest_effect=least)
+            medians = (float(np.median(np.concatenate(side.blocks))) for side in (base, it))
+            interval = verdict.speedup
+            values = (interval.estimate, interval.low, interval.high, p, verdict.pvalue, verdict.delta, verdict.g)
+            fate = (smallest, verdict.decision, verdict.claimable, len(it.blocks))
+            rows.append((name, baseline, *at, *medians, *values, *fate))
+    return pd.DataFrame(rows, columns=["candidate", "baseline", *AXES, *TIMING, *COMPARED])
 
 
 COMPARED = [
@@ -330,47 +332,14 @@ COMPARED = [
 ]
 
 
-def _judged_candidates(there: dict[str, _Taken], baseline: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The candidates at one place: one family of tests."""
-    base, itself = there[baseline], there.get(implementations.control(baseline))
-    smallest = _smallest_effect(base, itself) if itself else 0.0
-    names = [name for name in there if name != baseline and not implementations.is_control(name)]
-    alone = [_pvalue(base, there[name]) for name in names]
-    for name, p, adjusted in zip(names, alone, stats.holm(alone) if alone else [], strict=True):
-        yield name, _row(base, there[name], p, float(adjusted), smallest)
-
-
-def _judged_control(there: dict[str, _Taken], baseline: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    base, name = there[baseline], implementations.control(baseline)
-    if itself := there.get(name):
-        p = _pvalue(base, itself)
-        row = _row(base, itself, p, p, 0.0) | {"smallest_effect": _smallest_effect(base, itself)}
-        yield name, row | {"excludes_1": not row["low"] <= 1 <= row["high"]}
-
-
 def _paired(one: _Taken, other: _Taken) -> bool:
     """Whether rounds can be paired: both sides have as many in each block."""
     return [block.size for block in one.blocks] == [block.size for block in other.blocks]
 
 
-def _pvalue(base: _Taken, other: _Taken) -> float:
-    return stats.difference_pvalue(base.blocks, other.blocks, paired=_paired(base, other))
-
-
-def _smallest_effect(base: _Taken, itself: _Taken) -> float:
-    tick = max(base.tick_us, itself.tick_us)
-    return stats.smallest_effect(base.blocks, itself.blocks, tick=tick, paired=_paired(base, itself))
-
-
-def _row(base: _Taken, other: _Taken, p: float, adjusted: float, smallest: float) -> dict[str, Any]:
+def _judged(judge: Callable[..., Any], base: _Taken, other: _Taken, **options: Any) -> Any:
     tick, paired = max(base.tick_us, other.tick_us), _paired(base, other)
-    verdict = stats.verdict(
-        base.blocks, other.blocks, tick=tick, paired=paired, pvalue=adjusted, smallest_effect=smallest
-    )
-    medians = (float(np.median(np.concatenate(side.blocks))) for side in (base, other))
-    interval = verdict.speedup
-    values = (*medians, interval.estimate, interval.low, interval.high, p, adjusted, verdict.delta, verdict.g, smallest)
-    return dict(zip(COMPARED, (*values, verdict.decision, verdict.claimable, len(other.blocks)), strict=True))
+    return judge(base.blocks, other.blocks, tick=tick, paired=paired, **options)
 
 
 def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values") -> pd.DataFrame:
@@ -426,22 +395,16 @@ def _compared_runs(before: schema.Run, after: schema.Run, sides: list[pd.DataFra
     medians = [[float(np.median(np.concatenate(side[key].blocks))) for key in keys] for side in taken]
     table["before_us"], table["after_us"] = medians
     table["noise"] = _noise(table, _unchanged(before, after, edited), sides)
-    verdicts = [
-        _verdict_on_runs(taken[0][key], taken[1][key], row.p_holm, row.noise)
-        for key, row in zip(keys, table.itertuples(index=False), strict=True)
-    ]
-    table["speedup"], table["low"], table["high"] = zip(
-        *((v.speedup.estimate, v.speedup.low, v.speedup.high) for v in verdicts), strict=True
-    )
-    table["decision"] = [verdict.decision for verdict in verdicts]
-    return table[
-        [*CASE, *TIMING, "before_us", "after_us", "speedup", "low", "high", "p_holm", "noise", "decision", "edited"]
-    ]
-
-
-def _verdict_on_runs(before: _Taken, after: _Taken, p: float, noise: float) -> stats.Verdict:
-    least, tick = max(noise, EQUIVALENCE_MARGIN), max(before.tick_us, after.tick_us)
-    return stats.verdict(before.blocks, after.blocks, tick=tick, pvalue=p, smallest_effect=least)
+    rows = []
+    for (one, other), p, noise in zip(
+        ([side[key] for side in taken] for key in keys), table["p_holm"], table["noise"], strict=True
+    ):
+        tick, least = max(one.tick_us, other.tick_us), max(noise, EQUIVALENCE_MARGIN)
+        verdict = stats.verdict(one.blocks, other.blocks, tick=tick, pvalue=p, smallest_effect=least)
+        rows.append((verdict.speedup.estimate, verdict.speedup.low, verdict.speedup.high, verdict.decision))
+    judged = table.join(pd.DataFrame(rows, columns=["speedup", "low", "high", "decision"]))
+    shown = ["before_us", "after_us", "speedup", "low", "high", "p_holm", "noise", "decision", "edited"]
+    return judged[[*CASE, *TIMING, *shown]]
 
 
 def _edited(before: schema.Run, after: schema.Run) -> set[str]:
@@ -453,10 +416,8 @@ def _edited(before: schema.Run, after: schema.Run) -> set[str]:
 def _unchanged(before: schema.Run, after: schema.Run, edited: set[str]) -> set[str]:
     """The implementations that are the same in both runs; none if device, driver or packages differ."""
     fields = ("driver", "cuda", "cudnn", "card", "packages", "settings")
-    stated = [
-        [run.manifest["device"]["name"], *(run.manifest["environment"].get(field) for field in fields)]
-        for run in (before, after)
-    ]
+    manifests = [run.manifest for run in (before, after)]
+    stated = [[m["device"]["name"], *(m["environment"].get(field) for field in fields)] for m in manifests]
     both = set(before.samples["implementation"].unique()) & set(after.samples["implementation"].unique())
     return both - edited - {implementations.DISPATCH} if stated[0] == stated[1] else set()
 
@@ -464,26 +425,18 @@ def _unchanged(before: schema.Run, after: schema.Run, edited: set[str]) -> set[s
 def _noise(table: pd.DataFrame, unchanged: set[str], sides: list[pd.DataFrame]) -> np.ndarray:
     place = [*AXES, *TIMING]
     distance = np.abs(np.log(table["after_us"] / table["before_us"])).to_numpy()
-    steady = table["implementation"].isin(unchanged).to_numpy()
-    at, timing, name = _number(table, place), _number(table, TIMING), table["implementation"].to_numpy()
-    floor = _controls(table, sides)
-    found = []
-    for index in range(len(table)):
-        others = steady & (name != name[index])
-        reaches = [_reach(distance[others & (of == of[index])]) for of in (at, timing)]
-        found.append(max(*map(math.expm1, reaches), floor[index]))
-    return np.array(found)
-
-
-def _controls(table: pd.DataFrame, sides: list[pd.DataFrame]) -> np.ndarray:
-    """The larger of what the two runs' controls leave to be seen at each row's place; 0 without a control."""
-    place = [*AXES, *TIMING]
+    steady, name = table["implementation"].isin(unchanged).to_numpy(), table["implementation"].to_numpy()
+    groups = [_number(table, columns) for columns in (place, TIMING)]
     found = np.zeros(len(table))
-    for side in sides:
+    for side in sides:  # what the two runs' controls leave to be seen
         names = set(side["implementation"].unique())
-        for baseline in (name for name in names if implementations.control(name) in names):
+        for baseline in (one for one in names if implementations.control(one) in names):
             itself = control(side, baseline)[[*place, "smallest_effect"]]
             found = np.fmax(found, table[place].merge(itself, on=place, how="left")["smallest_effect"].to_numpy())
+    for index, least in enumerate(found):
+        others = steady & (name != name[index])
+        reaches = [math.expm1(_reach(distance[others & (of == of[index])])) for of in groups]
+        found[index] = max(*reaches, least)
     return found
 
 

@@ -111,7 +111,7 @@ def lines(
     is_number = frame[x].dtype.kind in "iuf"
     looks = _looks(frame, hue, colours, last.index, line="-" if is_number else "none")
     values = np.sort(frame[x].unique()) if is_number else frame[x].unique()
-    places = dict(zip(values, values if is_number else range(len(values)), strict=True))
+    places = {value: value if is_number else place for place, value in enumerate(values)}
     panels = list(frame.groupby(col)) if col else [("", frame)]
     figure, grid = _panels(len(panels), looks)
     for axes, (value, part) in zip(grid, panels, strict=True):
@@ -124,8 +124,10 @@ def lines(
         grid[0].set_xscale("log", base=2)
     _label_ticks(grid, list(places.values()), [text_of(value) for value in values], turns=not is_number)
     figure.supxlabel(heading(x), fontsize="medium")
-    each = along.groupby(keys, sort=False)
-    ends = (f"{', '.join(map(_named, keys, names))} {_ends(line, x, y)}" for names, line in each)
+    ends = []
+    for names, line in along.groupby(keys, sort=False):
+        span = " to ".join(f"{text_of(line[y].iloc[n], y)} at {text_of(line[x].iloc[n])}" for n in (0, -1))
+        ends.append(f"{', '.join(map(_named, keys, names))} {span}")
     figure.alt = f"Lines of {heading(y)} over {heading(x)}: {'; '.join(ends)}."
     return figure
 
@@ -252,9 +254,8 @@ def _require(frame: pd.DataFrame, keys: Sequence[str | None], *more: str | None)
     if named and len(again := frame[frame.duplicated(named, keep=False)]):
         pooled = again[(again[named] == again[named].iloc[0]).all(axis=1)]
         differ = [name for name in pooled if name not in (*named, *more) and pooled[name].nunique(dropna=False) > 1]
-        columns = (
-            [name for name in differ if name in (*CASE, *TIMING, "candidate", "baseline")] or differ or ["nothing"]
-        )
+        columns = [name for name in differ if name in (*CASE, *TIMING, "candidate", "baseline")] or differ
+        columns = columns or ["nothing"]
         at = ", ".join(f"{name} {pooled[name].iloc[0]}" for name in named)
         advice = "choose with al.where, or name it as hue or col"
         raise UserError(f"{len(pooled)} rows are pooled at {at}; they differ in {', '.join(columns)}: {advice}")
@@ -268,20 +269,18 @@ def _looks(
     palette = OTHERS if hue in SUBJECTS else list(LOOKS.values())[1:]
     others = [name for name in names if hue not in SUBJECTS or name not in LOOKS]
     looks = LOOKS | {name: palette[n % len(palette)] for n, name in enumerate(others)}
-    chosen = {name: look[0] for name, look in looks.items()} | dict(colours or {})
-    order = names if order is None else order
-    styles = {name: {"color": chosen[name], "marker": looks[name][1], "linestyle": line} for name in order}
-    return {name: style | {"label": _named(hue, name)} for name, style in styles.items()}
+    found = {}
+    for name in names if order is None else order:
+        colour, marker = looks[name]
+        colour = (colours or {}).get(name, colour)
+        found[name] = {"color": colour, "marker": marker, "linestyle": line, "label": _named(hue, name)}
+    return found
 
 
 def _named(column: Hashable, value: Any) -> str:
     if column == "causal":
         return "causal" if value else "no mask"
     return f"{LETTERS.get(str(column), '')}{text_of(value)}"
-
-
-def _ends(line: pd.DataFrame, x: str, y: str) -> str:
-    return " to ".join(f"{text_of(line[y].iloc[n], y)} at {text_of(line[x].iloc[n])}" for n in (0, -1))
 
 
 def _bars(part: pd.DataFrame, name: str, low: str | None, high: str | None) -> list[pd.Series] | None:

@@ -43,11 +43,10 @@ def counters(run: schema.Run) -> pd.DataFrame:
 
 def _counters(profile: pd.DataFrame) -> pd.DataFrame:
     launches = profile.pivot_table(index=[*KEY, "launch"], columns="metric", values="value", sort=False)
-    wide = launches.reindex(columns=list(metrics.COUNTERS)).reset_index()
-    rows = [
-        dict(zip(KEY, key, strict=True)) | _counted(group) for key, group in wide.groupby(KEY, sort=False, dropna=False)
-    ]
-    return pd.DataFrame(rows, columns=[*KEY, *COUNTED])
+    wide = launches.reindex(columns=list(metrics.COUNTERS)).reset_index().groupby(KEY, sort=False, dropna=False)
+    return pd.DataFrame(
+        [dict(zip(KEY, key, strict=True)) | _counted(group) for key, group in wide], columns=[*KEY, *COUNTED]
+    )
 
 
 def _counted(launches: pd.DataFrame) -> dict[str, Any]:
@@ -112,16 +111,11 @@ def _reading(part: pd.DataFrame, reference: pd.DataFrame | None) -> dict[str, An
     ours = reference["latency_us"].dropna().astype(float) if reference is not None else theirs.head(0)
     if ours.empty:
         return row | {"why": "our clock has no reading"}
-    gap = _middle(theirs - (ours if set(theirs.index) == set(ours.index) else ours.median()))
-    within = NEAR_US if ours.median() < SHORT_US else NEAR_PCT / 100 * ours.median()
-    return row | {
-        "ours_us": ours.median(),
-        "gap_us": gap.estimate,
-        "gap_low_us": gap.low,
-        "gap_high_us": gap.high,
-        "gap_pct": 100 * gap.estimate / ours.median(),
-        "near": bool(abs(gap.estimate) <= within),
-    }
+    usual = ours.median()
+    gap = _middle(theirs - (ours if set(theirs.index) == set(ours.index) else usual))
+    near = abs(gap.estimate) <= (NEAR_US if usual < SHORT_US else NEAR_PCT / 100 * usual)
+    row |= {"ours_us": usual, "gap_us": gap.estimate, "gap_low_us": gap.low, "gap_high_us": gap.high}
+    return row | {"gap_pct": 100 * gap.estimate / usual, "near": bool(near)}
 
 
 def _middle(values: pd.Series) -> stats.Interval:

@@ -60,11 +60,9 @@ def _picture(run: Run) -> bytes:
     cases = cases[(cases["kv_len"] == cases["seq_len"]) & (cases["kv_heads"] == cases["heads"])]
     cases = cases[cases["batch"] * cases["seq_len"] == 16384]
     names = ["kernel.best", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "peer.flash4", "peer.cudnn"]
-    figure = plot.lines(
-        cases[cases["implementation"].isin(names)], "seq_len", "throughput_tflops", col="causal", title="causal: {}"
-    )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    cases = cases[cases["implementation"].isin(names)]
+    figure = plot.lines(cases, "seq_len", "throughput_tflops", col="causal", title="causal: {}")
+    figure.savefig(buffer := io.BytesIO(), format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
 
@@ -80,25 +78,22 @@ def _results(run: Run) -> str:
     rows = wide.reset_index().merge(worst[[*SHAPE, "values", "n", "speedup"]].drop_duplicates(SHAPE), on=SHAPE)
     rows = rows[(rows["n"] > 1) | (rows["dtype"] == "bfloat16") & rows["seq_len"].isin([1, 2048, 4096, 16384])]
     fastest = rows[peers].idxmin(axis=1).where(rows[peers].notna().any(axis=1))
-    table = pd.DataFrame(
-        {
-            "B, H, S, D": [_shape_words(row) for row in rows.to_dict("records")],
-            "SDPA (µs)": rows["sdpa.auto"].map("{:,.1f}".format),
-            "fastest other (µs)": rows[peers].min(axis=1).map("{:,.1f}".format) + " " + fastest.fillna(""),
-            "kernel.best (µs)": rows[BEST].map("{:,.1f}".format),
-            "over SDPA, worst values": rows["speedup"],
-            "worst of": [
-                f"{n}: {values}" if n > 1 else values for n, values in zip(rows["n"], rows["values"], strict=True)
-            ],
-        }
-    )
+    words = [f"{n}: {values}" if n > 1 else values for n, values in zip(rows["n"], rows["values"], strict=True)]
+    columns = {
+        "B, H, S, D": [_shape_words(row) for row in rows.to_dict("records")],
+        "SDPA (µs)": rows["sdpa.auto"].map("{:,.1f}".format),
+        "fastest other (µs)": rows[peers].min(axis=1).map("{:,.1f}".format) + " " + fastest.fillna(""),
+        "kernel.best (µs)": rows[BEST].map("{:,.1f}".format),
+        "over SDPA, worst values": rows["speedup"],
+        "worst of": words,
+    }
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
     alt = "Throughput over the sequence length at head dimension 128, with and without the causal mask"
     legend = (
         f"*{about}, run `{run.name}`: device clock, warm cache, bfloat16, 16,384 tokens. Below: medians on "
         "normal values; the speedup is that on the input distribution where it is least, with its 95 % interval.*"
     )
-    return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n{markdown(table)}"
+    return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n{markdown(pd.DataFrame(columns))}"
 
 
 def _shape_words(row: dict[str, object]) -> str:
@@ -112,22 +107,19 @@ def _ladder(run: Run) -> str:
     """A row for each kernel at the target: its median, and its speedup over the kernel before it and over cuDNN."""
     at = frames.target(run)
     samples = run.samples[frames.is_equal(run.samples, at)]
-    medians = frames.summarize(samples).set_index("implementation")
+    medians = with_interval(frames.summarize(samples), "median_us", "low_us", "high_us")
+    medians = medians.set_index("implementation")["median_us"]
     over_cudnn = with_interval(frames.compare(samples, "sdpa.cudnn"), "speedup").set_index("candidate")["speedup"]
     rows = []
     for rung in map(Recorded.model_validate, run.manifest["ladder"]):
-        if rung.implementation in medians.index:
-            before = PREFIX + rung.after if rung.after else ""
-            step = "—"
-            if before in medians.index:
-                pair = samples[samples["implementation"].isin([before, rung.implementation])]
-                step = with_interval(frames.compare(pair, before), "speedup")["speedup"].iloc[0]
-            median = with_interval(medians.loc[[rung.implementation]], "median_us", "low_us", "high_us")[
-                "median_us"
-            ].iloc[0]
-            rows.append([rung.implementation, rung.title, median, step, over_cudnn.get(rung.implementation, "—")])
+        name, before, step = rung.implementation, PREFIX + rung.after if rung.after else "", "—"
+        if name not in medians.index:
+            continue
+        if before in medians.index:
+            pair = samples[samples["implementation"].isin([before, name])]
+            step = with_interval(frames.compare(pair, before), "speedup")["speedup"].iloc[0]
+        rows.append([name, rung.title, medians[name], step, over_cudnn.get(name, "—")])
     columns = ["kernel", "change", "median (µs)", "over the kernel before", "over sdpa.cudnn"]
     target = studies.recorded(run.manifest).target_shape.label
-    return (
-        f"At {target}, device clock, warm cache, run `{run.name}`.\n\n{markdown(pd.DataFrame(rows, columns=columns))}"
-    )
+    table = markdown(pd.DataFrame(rows, columns=columns))
+    return f"At {target}, device clock, warm cache, run `{run.name}`.\n\n{table}"

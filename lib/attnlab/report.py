@@ -130,11 +130,12 @@ def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], j
 def _require_true(executed: Mapping[str, Notebook]) -> None:
     """Pass on the warnings of notebooks, and raise UserError if a guarded sentence is not true."""
     wrong = 0
-    for page, output in ((name, output) for name in executed for output in _outputs(executed[name])):
-        is_wrong = output.get("metadata", {}).get("attnlab", {}).get("holds") is False
-        wrong += is_wrong
-        if is_wrong or output.get("name") == "stderr":
-            _say(f"{page}: {' '.join((output.get('text') or output.data['text/plain']).split())}")
+    for page, notebook in executed.items():
+        for output in _outputs(notebook):
+            is_wrong = output.get("metadata", {}).get("attnlab", {}).get("holds") is False
+            wrong += is_wrong
+            if is_wrong or output.get("name") == "stderr":
+                _say(f"{page}: {' '.join((output.get('text') or output.data['text/plain']).split())}")
     if wrong:
         raise UserError(f"{wrong} sentences are not true, and their pages say so: correct them")
 
@@ -221,8 +222,9 @@ def _html(notebook: Notebook, run: str, links: Mapping[str, str]) -> str:
 
 
 def _title(notebook: Notebook) -> str:
-    headings = [re.search(r"^# (.+)$", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown"]
-    return next((re.sub(r"[*`$]", "", heading[1]) for heading in headings if heading), "attnlab")
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    heading = re.search(r"^# (.+)$", text, re.M)
+    return re.sub(r"[*`$]", "", heading[1]) if heading else "attnlab"
 
 
 def _tables(html: str) -> str:

@@ -5,7 +5,7 @@ recent GPUs the special-function units need as long as the matrix units (FlashAt
 3.1). Each amount of work is divided by the fastest ceiling that may apply, so that the floor is below any latency.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,15 @@ UNITS = {"copy": "GB/s", "l2": "GB/s", "exponentials": "Gexp/s", "l2_size": "byt
 LIMITS = {"product": "matrix product", "memory": "memory", "l2": "L2", "exponentials": "exponentials"}
 
 
-def datasheet(device: str) -> dict[str, Any]:
-    """The vendor's rates of a device by its name, from data/reference/datasheets.csv; empty if it is not listed."""
-    sheets = pd.read_csv(paths.REFERENCE / "datasheets.csv")
-    match = sheets[sheets["matches"] == device]
-    return {} if match.empty else match.iloc[0].dropna().to_dict()
-
-
 def ceilings(manifest: Mapping[str, Any]) -> pd.DataFrame:
     """The ceilings that a run measured: ceiling, unit, rate (median), low, high, datasheet, sm_clock_mhz, how.
 
     `ceiling` is `copy`, `l2`, `exponentials`, `matmul.<dtype>` (the library's product), `wgmma.<dtype>` (the
     instruction alone), or `l2_size`. A ceiling that could not be measured has no rate, and `how` says why.
     """
-    sheet, rows = datasheet(manifest["device"]["name"]), []
+    sheets, rows = pd.read_csv(paths.REFERENCE / "datasheets.csv"), []
+    there = sheets[sheets["matches"] == manifest["device"]["name"]].to_dict("records")
+    sheet: dict[Hashable, Any] = there[0] if there else {}
     for name, found in manifest["ceilings"].items():
         stated_as = {"TFLOP/s": f"matmul_{name.split('.')[-1]}_tflops", "GB/s": f"{name}_gbs"}.get(found["unit"], "")
         rate = stats.bootstrap_ci(found["samples"]) if found["samples"] else stats.Interval(np.nan, np.nan, np.nan)
@@ -87,14 +82,6 @@ def _work(name: str, axes: dict[str, Any]) -> tuple[int, int, int]:
     return shape.flops, moved, shape.exponentials
 
 
-def rates_of(ceilings: pd.DataFrame | Mapping[str, float]) -> dict[str, float]:
-    """Each ceiling that is known as an amount per microsecond; a mapping is in the units of `UNITS`."""
-    if isinstance(ceilings, pd.DataFrame):
-        known = ceilings.dropna(subset=["rate"])
-        return {row.ceiling: row.rate * PER_US[row.unit] for row in known.itertuples()}
-    return {name: rate * PER_US[UNITS.get(name, "TFLOP/s")] for name, rate in ceilings.items()}
-
-
 def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float]) -> pd.DataFrame:
     """Adds floor_us, the least latency by the ceilings; limit, the ceiling that sets it; speed_of_light, a fraction.
 
@@ -110,13 +97,15 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
     """
     if "flops" not in cases:
         raise UserError("these cases have no work: call add_work(cases) first")
-    rates = rates_of(ceilings)
+    if isinstance(ceilings, pd.DataFrame):
+        known = ceilings.dropna(subset=["rate"])
+        rates = {row.ceiling: row.rate * PER_US[row.unit] for row in known.itertuples()}
+    else:
+        rates = {name: rate * PER_US[UNITS.get(name, "TFLOP/s")] for name, rate in ceilings.items()}
     dtype = cases["dtype"] if "dtype" in cases else pd.Series("float16", index=cases.index)
     if "implementation" in cases:
         dtype = dtype.mask(cases["implementation"].map(implementations.in_fp8), implementations.E4M3)
-    fastest = {
-        d: max(rates.get(f"matmul.{d}", np.nan), rates.get(f"wgmma.{d}", np.nan), key=_known) for d in set(dtype)
-    }
+    fastest = {d: np.fmax(rates.get(f"matmul.{d}", np.nan), rates.get(f"wgmma.{d}", np.nan)) for d in set(dtype)}
     cold = (cases["cache"] == "cold").to_numpy() if "cache" in cases else np.zeros(len(cases), bool)
     moved, nothing = cases["bytes"].to_numpy(float), np.full(len(cases), np.nan)
     beyond = np.where(cold, moved, np.maximum(0, moved - rates.get("l2_size", 0.0)))
@@ -127,12 +116,7 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
         "memory": np.where(beyond > 0, beyond, nothing) / rates.get("copy", np.nan),
     }
     values = np.stack(list(terms.values()))
-    floor = np.fmax.reduce(values)
-    place = np.where(np.isnan(values), -1.0, values).argmax(axis=0)
-    limit = np.where(np.isnan(floor), "not known", np.array(list(map(LIMITS.get, terms)))[place])
+    floor, place = np.fmax.reduce(values), np.where(np.isnan(values), -1.0, values).argmax(axis=0)
+    limit = np.where(np.isnan(floor), "not known", np.array([LIMITS[term] for term in terms])[place])
     out = cases.assign(floor_us=floor, limit=limit)
     return out.assign(speed_of_light=out["floor_us"] / out["median_us"]) if "median_us" in out else out
-
-
-def _known(rate: float) -> float:
-    return -1.0 if np.isnan(rate) else rate

@@ -1,14 +1,11 @@
-"""How often the inference is wrong: latencies whose true median is known, simulated, through the same code as a run.
+"""How often the inference is wrong: simulated latencies whose true median is known, through the same code as a run.
 
-Six kinds of samples, each a distribution of latencies around `MEDIAN_US` with a median of exactly one in its unit or
-one that is solved for, in one replicate or five, from processes that are alike or differ. Two implementations take
-turns in rounds, as in a run. What comes out is published in data/reference/calibration.csv, and `python -m attnlab
-calibrate` makes it anew.
+Six kinds of samples, in one replicate or several, from processes that are alike or differ. Two implementations take
+turns in rounds, as in a run. `python -m attnlab calibrate` writes the result to data/reference/calibration.csv.
 """
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -47,43 +44,33 @@ COLUMNS = ["kind", "replicates", "processes", "measure", "value", "standard_erro
 # The scatter of `eager` at some 50 us on an H200, and how far the medians of its processes lie apart there: half of
 # that is the machine's, which both sides share, and half the process's own way with each implementation.
 SCATTER = 0.05
-SHARED = 0.01
-OWN = 0.01
-CORRELATION = 0.6
-DRIFT = 0.05
-SECOND_MODE = 1.15
-SECOND_MODE_SHARE = 0.3
-MODE_SCATTER = 0.02
-TAIL = 1.5
-TAIL_SCALE = 0.06
+SHARED, OWN = 0.01, 0.01
+CORRELATION, DRIFT = 0.6, 0.05
+SECOND_MODE, SECOND_MODE_SHARE = 1.15, 0.3
+TAIL, TAIL_SCALE = 1.5, 0.06
+NARROW = 0.02
+"""The scatter within a mode, and of samples that are read from a clock with a tick."""
 TICK_US = 0.5  # the resolution that CUDA's documentation promises of an event
-TICKED_SCATTER = 0.02
-
 
 Size: TypeAlias = tuple[int, int, int]
+Draw: TypeAlias = Callable[[np.random.Generator, Size], Array]
+Cdf: TypeAlias = Callable[[Array], Array]
 
 
-@dataclass(frozen=True)
-class SampleKind:
+class SampleKind(NamedTuple):
     """A distribution of latencies, relative to what they scatter around.
 
-    Attributes:
-        name: what the table calls it.
-        about: the distribution, in words.
-        draw: samples of a size (2, replicates, rounds) of both sides, round by round.
-        cdf: the share of samples, over all rounds, that are not greater than a value.
-        tick_us: the step of the clock that reads them; 0 for one that reads them as they are.
+    `draw` gives samples of a size (2, replicates, rounds) of both sides, round by round; `cdf` the share of samples,
+    over all rounds, that are not greater than a value; `tick_us` is the step of the clock, 0 for none.
     """
 
     name: str
-    about: str
-    draw: Callable[[np.random.Generator, Size], Array]
-    cdf: Callable[[Array], Array]
+    draw: Draw
+    cdf: Cdf
     tick_us: float = 0.0
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A row of the table: a kind of samples, how many replicates, and whether their processes are alike."""
 
     kind: SampleKind
@@ -91,16 +78,12 @@ class Cell:
     processes: str
 
     @property
-    def index(self) -> int:
-        return CELLS.index(self)
-
-    @property
     def spread(self) -> tuple[float, float]:
         """Standard deviations of the logarithms of what processes share and of what is their own."""
         return (SHARED, OWN) if self.processes == "differ" else (0.0, 0.0)
 
 
-def _lognormal(scatter: float) -> Callable[[np.random.Generator, Size], Array]:
+def _lognormal(scatter: float) -> Draw:
     return lambda rng, size: np.exp(scatter * rng.standard_normal(size))
 
 
@@ -112,34 +95,26 @@ def _autocorrelated(rng: np.random.Generator, size: Size) -> Array:
 
 
 def _drifting(rng: np.random.Generator, size: Size) -> Array:
-    return np.exp(SCATTER * rng.standard_normal(size) + _drifted(size[-1]))
+    return np.exp(SCATTER * rng.standard_normal(size) + np.linspace(-DRIFT, DRIFT, size[-1]))
 
 
-def _drifted(rounds: int) -> Array:
-    return np.linspace(-DRIFT, DRIFT, rounds)
+def _drifting_cdf(x: Array) -> Array:
+    drift = np.linspace(-DRIFT, DRIFT, 100)  # the median lies at 0 for any number of rounds
+    return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - drift) / SCATTER), axis=-1)
 
 
 def _bimodal(rng: np.random.Generator, size: Size) -> Array:
     slow = rng.random(size) < SECOND_MODE_SHARE
-    return np.where(slow, SECOND_MODE, 1.0) * np.exp(MODE_SCATTER * rng.standard_normal(size))
+    return np.where(slow, SECOND_MODE, 1.0) * np.exp(NARROW * rng.standard_normal(size))
+
+
+def _bimodal_cdf(x: Array) -> Array:
+    fast, slow = (scipy.stats.lognorm(NARROW, scale=mode).cdf(x) for mode in (1.0, SECOND_MODE))
+    return (1 - SECOND_MODE_SHARE) * fast + SECOND_MODE_SHARE * slow
 
 
 def _heavy_tailed(rng: np.random.Generator, size: Size) -> Array:
     return 1 + TAIL_SCALE * (1 + rng.pareto(TAIL, size) - 2 ** (1 / TAIL))
-
-
-def _lognormal_cdf(scatter: float) -> Callable[[Array], Array]:
-    return scipy.stats.lognorm(scatter).cdf
-
-
-def _drifting_cdf(x: Array) -> Array:
-    # However many rounds there are, they lie evenly around none, and so has their median.
-    return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - _drifted(100)) / SCATTER), axis=-1)
-
-
-def _bimodal_cdf(x: Array) -> Array:
-    fast, slow = (scipy.stats.lognorm(MODE_SCATTER, scale=mode).cdf(x) for mode in (1.0, SECOND_MODE))
-    return (1 - SECOND_MODE_SHARE) * fast + SECOND_MODE_SHARE * slow
 
 
 def _heavy_tailed_cdf(x: Array) -> Array:
@@ -147,23 +122,12 @@ def _heavy_tailed_cdf(x: Array) -> Array:
 
 
 KINDS = (
-    SampleKind("independent", "lognormal, 5 % wide", _lognormal(SCATTER), _lognormal_cdf(SCATTER)),
-    SampleKind(
-        "autocorrelated",
-        "lognormal, 5 % wide, a first-order autoregression of 0.6 on each side",
-        _autocorrelated,
-        _lognormal_cdf(SCATTER),
-    ),
-    SampleKind("drifting", "lognormal, 5 % wide, while both sides slow down by 10 %", _drifting, _drifting_cdf),
-    SampleKind("bimodal", "lognormal, 2 % wide; three in ten samples 15 % slower", _bimodal, _bimodal_cdf),
-    SampleKind("heavy-tailed", "a Pareto tail of exponent 1.5: no variance", _heavy_tailed, _heavy_tailed_cdf),
-    SampleKind(
-        "ticked",
-        "lognormal, 2 % wide, read from a clock with a step of 0.5 µs",
-        _lognormal(TICKED_SCATTER),
-        _lognormal_cdf(TICKED_SCATTER),
-        TICK_US,
-    ),
+    SampleKind("independent", _lognormal(SCATTER), scipy.stats.lognorm(SCATTER).cdf),
+    SampleKind("autocorrelated", _autocorrelated, scipy.stats.lognorm(SCATTER).cdf),
+    SampleKind("drifting", _drifting, _drifting_cdf),
+    SampleKind("bimodal", _bimodal, _bimodal_cdf),
+    SampleKind("heavy-tailed", _heavy_tailed, _heavy_tailed_cdf),  # no variance
+    SampleKind("ticked", _lognormal(NARROW), scipy.stats.lognorm(NARROW).cdf, TICK_US),
 )
 CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
 
@@ -179,7 +143,7 @@ class Simulated(NamedTuple):
 
 def draw(cell: Cell, simulation: int, effects: tuple[float, ...]) -> Simulated:
     """Simulate one run. An effect of 0.05 is a candidate that takes 1 / 1.05 of the baseline's time."""
-    rng = np.random.default_rng([SEED, cell.index, simulation])
+    rng = np.random.default_rng([SEED, CELLS.index(cell), simulation])
     location_us = MEDIAN_US + TICK_US * rng.random()
     sides = location_us * cell.kind.draw(rng, (2, cell.replicates, ROUNDS[cell.replicates]))
     shared, own = cell.spread
@@ -209,7 +173,7 @@ def true_median(cell: Cell) -> float:
 
 
 def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> dict[str, bool]:
-    """What the inference makes of one run: of two implementations that don't differ, and that do by each effect."""
+    """The fate of one run: of two implementations that don't differ, and that do by each effect."""
     simulated = draw(cell, simulation, (0.0, *effects))
     settings: dict[str, Any] = {"resamples": RESAMPLES[cell.replicates], "seed": simulation, "tick": cell.kind.tick_us}
     median = stats.bootstrap_ci(simulated.baseline, **settings)
@@ -226,7 +190,7 @@ def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> di
 
 
 def power(effect: float) -> str:
-    """What the table calls the share of candidates, faster by an effect, that were called faster."""
+    """The table's name of the share of candidates, faster by an effect, that were called faster."""
     return f"faster by {100 * effect:.0f} % found"
 
 
@@ -249,7 +213,7 @@ def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIO
         for cell, first in product(range(len(CELLS)), range(0, simulations, step))
     ]
     parts = process_map(_part, *zip(*jobs, strict=True), max_workers=os.cpu_count(), chunksize=1, unit="part")
-    by_cell = [[part for job, part in zip(jobs, parts, strict=True) if job[0] == cell.index] for cell in CELLS]
+    by_cell = [[part for job, part in zip(jobs, parts, strict=True) if job[0] == index] for index in range(len(CELLS))]
     tables = [tidy(cell, pd.concat(parts)) for cell, parts in zip(CELLS, by_cell, strict=True)]
     return pd.concat(tables, ignore_index=True)
 

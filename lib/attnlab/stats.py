@@ -10,27 +10,17 @@ often these functions err.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-import scipy.special
 from numpy.typing import ArrayLike
 
-from attnlab.base.rules import (
-    ALPHA,
-    CLAIM_DELTA,
-    CLAIM_SPEEDUP,
-    CONFIDENCE,
-    EQUIVALENCE_MARGIN,
-    POWER,
-    RESAMPLES,
-    SEED,
-)
+from attnlab.base.rules import ALPHA, CLAIM_DELTA, CLAIM_SPEEDUP, CONFIDENCE, EQUIVALENCE_MARGIN, POWER, RESAMPLES, SEED
 
 Array: TypeAlias = np.ndarray
 Samples: TypeAlias = ArrayLike | Sequence[ArrayLike]
@@ -40,8 +30,8 @@ Decision = Literal["faster", "slower", "equivalent", "inconclusive"]
 STRETCHES = 5
 """Blocks that a single replicate is cut into if its samples resemble their neighbours."""
 SHORTEST_STRETCH = 4
-LAG1_LEVEL = 0.01
-"""How often independent samples are taken for dependent."""
+LAG1_LIMIT = NormalDist().inv_cdf(0.99)
+"""Independent samples are taken for dependent once in a hundred times."""
 MOST_EXACT = 8
 """Samples on one side up to which scipy's Mann-Whitney test is exact."""
 VALUES_AT_ONCE = 2**22
@@ -62,11 +52,6 @@ class Interval:
     def holds(self, value: float) -> bool:
         """Whether a value is in the interval."""
         return self.low <= value <= self.high
-
-    def no_narrower(self, tick: float) -> "Interval":
-        """The interval, with at least half a tick on either side of the estimate."""
-        low, high = self.estimate - tick / 2, self.estimate + tick / 2
-        return Interval(self.estimate, min(self.low, low), max(self.high, high))
 
 
 @dataclass(frozen=True)
@@ -99,10 +84,6 @@ def require(condition: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-def _require_level(name: str, value: float) -> None:
-    require(0 < value < 1, f"{name} must lie between 0 and 1, not {value}")
-
-
 def blocks_of(samples: Samples) -> Side:
     """The samples as one float array for each block; a 2-D array (a card with a row per replicate) is one block."""
     require(np.iterable(samples), f"samples must be a sequence of numbers, not {type(samples).__name__}")
@@ -131,6 +112,13 @@ def _pooled(samples: Samples) -> Array:
     return np.concatenate(blocks_of(samples))
 
 
+def _special(name: str, *arguments: float) -> float:
+    """A function of scipy.special, imported at its first call: a page of kept frames needs none."""
+    import scipy.special
+
+    return float(getattr(scipy.special, name)(*arguments))
+
+
 @dataclass(frozen=True)
 class Scatter:
     """The mean of independent blocks, its standard error and the error's degrees of freedom."""
@@ -154,21 +142,17 @@ class Scatter:
         freedom = float(squares.sum() ** 2 / spread) if spread else float(freedoms.sum())
         return Scatter(self.mean - other.mean, math.sqrt(squares.sum()), freedom)
 
-    def reach(self, confidence: float) -> float:
-        """Half the length of Student's t interval."""
-        return student(self.freedom, (1 + confidence) / 2) * self.error
-
     @property
     def pvalue(self) -> float:
         """Two-sided p-value of Student's t test of mean zero; without scatter 1 at zero and 0 elsewhere."""
         if self.error == 0:
             return float(self.mean == 0)
-        return float(2 * scipy.special.stdtr(self.freedom, -abs(self.mean) / self.error))
+        return 2 * _special("stdtr", self.freedom, -abs(self.mean) / self.error)
 
 
 def student(freedom: float, p: float) -> float:
     """The p-quantile of Student's t; of the normal law for infinite degrees of freedom."""
-    return float(scipy.special.ndtri(p) if math.isinf(freedom) else scipy.special.stdtrit(freedom, p))
+    return NormalDist().inv_cdf(p) if math.isinf(freedom) else _special("stdtrit", freedom, p)
 
 
 def _ranks(values: Array) -> Array:
@@ -179,15 +163,18 @@ def _ranks(values: Array) -> Array:
 def resembles_neighbours(samples: Array) -> bool:
     """Whether samples, in the order taken, are more like their neighbours than chance allows.
 
-    The serial correlation of their ranks at lag 1 against a normal law of variance 1/n, one-sided at LAG1_LEVEL (Wald &
-    Wolfowitz 1943, Annals of Mathematical Statistics 14:378). Ranks: an outlier can't hide the rest. Too few samples
-    for STRETCHES blocks of SHORTEST_STRETCH show nothing.
+    The serial correlation of their ranks (outliers hide nothing) at lag 1 against a normal law of variance 1/n,
+    one-sided at 1 % (Wald & Wolfowitz 1943, Annals of Mathematical Statistics 14:378). Fewer samples than STRETCHES
+    blocks of SHORTEST_STRETCH show nothing.
     """
     if samples.size < STRETCHES * SHORTEST_STRETCH or np.ptp(samples) == 0:
         return False
-    centred = _ranks(samples) - (samples.size + 1) / 2
-    lag1 = float(centred[1:] @ centred[:-1] / (centred @ centred))
-    return lag1 > scipy.special.ndtri(1 - LAG1_LEVEL) / math.sqrt(samples.size)
+    return _lag1(_ranks(samples)) > LAG1_LIMIT / math.sqrt(samples.size)
+
+
+def _lag1(samples: Array) -> float:
+    centred = samples - samples.mean()
+    return float(centred[1:] @ centred[:-1] / (centred @ centred))
 
 
 def independent_blocks(sides: Sequence[Side], paired: bool) -> list[Side] | None:
@@ -241,45 +228,41 @@ def _resampled_medians(sides: Sequence[Array], resamples: int, seed: int, paired
 class Estimate:
     """A median or a ratio of medians, from which intervals can be read.
 
-    Independent samples give the percentile bootstrap (Efron & Tibshirani 1993, section 13.3): `resampled` holds it.
-    Independent blocks give Student's t over the logarithms of the blocks' medians: `scatter` holds it. Logarithms: no
-    interval of a duration reaches 0. Blocks with samples that are not positive scatter as they are.
+    Independent samples give the percentile bootstrap (Efron & Tibshirani 1993, section 13.3). Independent blocks give
+    Student's t over the logarithms of the blocks' medians: no interval of a duration reaches 0. Blocks with samples
+    that are not positive scatter as they are.
     """
 
     floor: Interval
     """The estimate with the narrowest interval that the clock's tick allows."""
-    resampled: Array
-    """Empty for blocks."""
-    scatter: Scatter | None
-    unit: float | None = 1.0
-    """`scatter` is that of logarithms over this; None: of the blocks' medians as they are."""
+    bounds: Callable[[float], tuple[float, float]]
+    """The ends of the interval of a confidence."""
+    freedom: float = math.inf
 
     def interval(self, confidence: float) -> Interval:
         """The interval; it includes the estimate and the floor."""
-        _require_level("confidence", confidence)
-        if self.scatter is None:
-            low, high = np.quantile(self.resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
-        else:
-            reach = self.scatter.reach(confidence)
-            low, high = self.scatter.mean - reach, self.scatter.mean + reach
-            if self.unit:
-                low, high = self.unit * math.exp(low), self.unit * math.exp(high)
-        estimate = self.floor.estimate
-        return Interval(
-            estimate, float(min(low, estimate, self.floor.low)), float(max(high, estimate, self.floor.high))
+        require(0 < confidence < 1, f"confidence must lie between 0 and 1, not {confidence}")
+        (low, high), estimate = self.bounds(confidence), self.floor.estimate
+        low, high = min(low, estimate, self.floor.low), max(high, estimate, self.floor.high)
+        return Interval(estimate, float(low), float(high))
+
+    @classmethod
+    def of_resampled(cls, floor: Interval, resampled: Array) -> "Estimate":
+        """The percentile bootstrap."""
+        return cls(
+            floor, lambda confidence: tuple(np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2]))
         )
 
+    @classmethod
+    def of_scatter(cls, floor: Interval, scatter: Scatter, unit: float | None = 1.0) -> "Estimate":
+        """Student's t: of logarithms over the unit, or without one of the values as they are."""
 
-def _estimate_median(samples: Samples, resamples: int, seed: int, tick: float) -> Estimate:
-    side = blocks_of(samples)
-    floor, cut = _floor(side, tick), independent_blocks([side], paired=False)
-    if cut is None:
-        pooled = np.concatenate(side)
-        return Estimate(floor, _resampled_medians([pooled], resamples, seed, paired=False)[0], None)
-    centres = _medians_of(cut[0])
-    # Over the estimate: blocks that are all the same then have exactly their own value as their interval.
-    unit = floor.estimate if min(block.min() for block in side) > 0 else None
-    return Estimate(floor, np.empty(0), Scatter.of(np.log(centres / unit) if unit else centres), unit)
+        def bounds(confidence: float) -> tuple[float, float]:
+            reach = student(scatter.freedom, (1 + confidence) / 2) * scatter.error
+            low, high = scatter.mean - reach, scatter.mean + reach
+            return (unit * math.exp(low), unit * math.exp(high)) if unit else (low, high)
+
+        return cls(floor, bounds, scatter.freedom)
 
 
 def _estimate_ratio(
@@ -291,22 +274,18 @@ def _estimate_ratio(
         same = sizes[0] == sizes[1]
         require(same, f"paired samples need the same rounds on both sides, not {sizes[0]} and {sizes[1]}")
     above, below = (_floor(side, tick) for side in sides)
-    floor = Interval(
-        above.estimate / below.estimate,
-        max(above.low, 0.0) / below.high,
-        above.high / below.low if below.low > 0 else math.inf,
-    )
-    cut = independent_blocks(sides, paired)
+    low, high = max(above.low, 0.0) / below.high, above.high / below.low if below.low > 0 else math.inf
+    floor, cut = Interval(above.estimate / below.estimate, low, high), independent_blocks(sides, paired)
     if cut is None:
         pooled = [np.concatenate(side) for side in sides]
-        return Estimate(floor, np.divide(*_resampled_medians(pooled, resamples, seed, paired)), None)
-    return Estimate(floor, np.empty(0), _scatter_of_log_ratio(cut, paired))
+        return Estimate.of_resampled(floor, np.divide(*_resampled_medians(pooled, resamples, seed, paired)))
+    return Estimate.of_scatter(floor, _scatter_of_log_ratio(cut, paired))
 
 
 def _floor(side: Side, tick: float) -> Interval:
     require(tick >= 0, f"tick must not be negative, not {tick}")
     estimate = _median(np.concatenate(side))
-    return Interval(estimate, estimate, estimate).no_narrower(tick)
+    return Interval(estimate, estimate - tick / 2, estimate + tick / 2)
 
 
 def bootstrap_ci(
@@ -325,7 +304,17 @@ def bootstrap_ci(
 
     Raises ValueError: bad samples, confidence outside (0, 1), resamples < 1, tick < 0.
     """
-    return _estimate_median(samples, resamples, seed, tick).interval(confidence)
+    side = blocks_of(samples)
+    floor, cut = _floor(side, tick), independent_blocks([side], paired=False)
+    if cut is None:
+        (medians,) = _resampled_medians([np.concatenate(side)], resamples, seed, paired=False)
+        return Estimate.of_resampled(floor, medians).interval(confidence)
+    centres = _medians_of(cut[0])
+    # Over the estimate: blocks that are all the same then have exactly their own value as their interval.
+    unit = floor.estimate if min(block.min() for block in side) > 0 else None
+    return Estimate.of_scatter(floor, Scatter.of(np.log(centres / unit) if unit else centres), unit).interval(
+        confidence
+    )
 
 
 def ratio_ci(
@@ -364,8 +353,7 @@ def smallest_effect(
     interval = against_itself.interval(1 - ALPHA)
     if interval.low <= 0 or math.isinf(interval.high):
         return math.inf
-    freedom = against_itself.scatter.freedom if against_itself.scatter else math.inf
-    found, missed = student(freedom, 1 - ALPHA / 2), student(freedom, POWER)
+    found, missed = (student(against_itself.freedom, p) for p in (1 - ALPHA / 2, POWER))
     detectable = math.log(interval.high / interval.low) / 2 * (1 + missed / found)
     return math.expm1(max(detectable, -math.log(interval.low), math.log(interval.high)))
 
@@ -428,7 +416,7 @@ def mann_whitney(baseline: Samples, candidate: Samples) -> RankTest:
     ties = np.unique(np.concatenate([b, c]), return_counts=True)[1].astype(float)
     deviation = np.sqrt(b.size * c.size / 12 * ((n + 1) - (ties**3 - ties).sum() / (n * (n - 1))))
     z = (max(u, b.size * c.size - u) - b.size * c.size / 2 - 0.5) / deviation
-    return RankTest(u, min(float(scipy.special.ndtr(-z)) * 2, 1.0))
+    return RankTest(u, min(_special("ndtr", -z) * 2, 1.0))
 
 
 def difference_pvalue(baseline: Samples, candidate: Samples, paired: bool = False) -> float:
@@ -448,7 +436,7 @@ def difference_pvalue(baseline: Samples, candidate: Samples, paired: bool = Fals
 
 
 def _scatter_of_placements(sides: Sequence[Side], paired: bool) -> Scatter:
-    """How half of Cliff's delta scatters over blocks.
+    """The scatter of half of Cliff's delta over blocks.
 
     A sample's placement is the share of the other side's samples that are smaller, ties counted half. Paired blocks are
     ranked within each pair (van Elteren 1960, Bulletin of the International Statistical Institute 37:351). Others are
@@ -457,16 +445,12 @@ def _scatter_of_placements(sides: Sequence[Side], paired: bool) -> Scatter:
     if paired:
         return Scatter.of(np.array([_delta(*pair) / 2 for pair in zip(*sides, strict=True)]))
     one, other = (np.concatenate(side) for side in sides)
-    together = _ranks(np.concatenate([one, other]))
-    placements = [
-        (together[: one.size] - _ranks(one)) / other.size,
-        (together[one.size :] - _ranks(other)) / one.size,
-    ]
-    means = [
-        np.array([part.mean() for part in np.split(placed, np.cumsum([block.size for block in side])[:-1])])
-        for placed, side in zip(placements, sides, strict=True)
-    ]
-    difference = Scatter.of(means[0]).less(Scatter.of(means[1]))
+    together = np.split(_ranks(np.concatenate([one, other])), [one.size])
+    scatters = []
+    for side, pooled, ranks, size in zip(sides, (one, other), together, (other.size, one.size), strict=True):
+        parts = np.split((ranks - _ranks(pooled)) / size, np.cumsum([block.size for block in side])[:-1])
+        scatters.append(Scatter.of(np.array([part.mean() for part in parts])))
+    difference = scatters[0].less(scatters[1])
     # Both means hold the whole difference; each scatters with its own side alone.
     return Scatter(difference.mean / 2, difference.error, difference.freedom)
 
@@ -488,40 +472,28 @@ def holm(pvalues: ArrayLike) -> Array:
 def quantile_ci(samples: Samples, p: float) -> Interval | None:
     """The p-quantile with its distribution-free interval between two order statistics; None: too few samples.
 
-    scipy's inversion of the quantile test at CONFIDENCE (Conover 1999, section 3.2). Replicates are pooled.
+    The inversion of the quantile test at CONFIDENCE (Conover 1999, section 3.2). Replicates are pooled.
 
     Raises ValueError: bad samples, p outside (0, 1).
     """
-    _require_level("p", p)
+    require(0 < p < 1, f"p must lie between 0 and 1, not {p}")
     pooled = np.sort(_pooled(samples))
-    places = _order_statistics(pooled.size, p)
-    return None if places is None else Interval(float(np.quantile(pooled, p)), *map(float, pooled[list(places)]))
+    low, high = _order_statistics(pooled.size, p)
+    ends = (float(pooled[low]), float(pooled[high])) if low >= 0 and high < pooled.size else None
+    return ends and Interval(float(np.quantile(pooled, p)), *ends)
 
 
 @lru_cache
-def _order_statistics(n: int, p: float) -> tuple[int, int] | None:
-    """The places, from 0, of the two ends among n ordered samples; they don't depend on the samples."""
-    if n < _fewest(p):
-        return None
-    from scipy.stats import quantile_test  # imported here: a page of kept frames needs it not at all
+def _order_statistics(n: int, p: float) -> tuple[int, int]:
+    """The places, from 0, of the two ends among n ordered samples; outside of them if there are too few.
 
-    low, high = quantile_test(np.arange(n), p=p).confidence_interval(CONFIDENCE)
-    return None if math.isnan(low) or math.isnan(high) else (int(low), int(high))
-
-
-def samples_needed(p: float) -> int:
-    """The fewest samples that give `quantile_ci` an interval for the p-quantile; ValueError: p outside (0, 1)."""
-    _require_level("p", p)
-    return next(n for n in count(max(_fewest(p), 1)) if _order_statistics(n, p))
-
-
-def _fewest(p: float) -> int:
-    """As many samples as may give an interval, or one more is needed: at the very edge scipy's rounding decides.
-
-    All n samples are on one side of the quantile with probability q^n, q = max(p, 1 - p). That must not exceed the tail
-    on that side, (1 - CONFIDENCE) / 2 (Conover 1999, section 3.2).
+    Those of scipy.stats.quantile_test, without that import, which takes 2 s of CPU.
     """
-    return math.floor(math.log((1 - CONFIDENCE) / 2) / math.log(max(p, 1 - p)))
+    import scipy.special
+
+    k, tail = np.arange(n + 1), (1 - CONFIDENCE) / 2
+    below, above = scipy.special.bdtr(k, n, p), scipy.special.bdtrc(k, n, p)
+    return int(np.argmax(below >= tail)) - 1, int(np.argmax(above <= tail))
 
 
 def lag1(samples: Samples) -> float:
@@ -529,22 +501,17 @@ def lag1(samples: Samples) -> float:
 
     A block that is constant, or has fewer than 3 samples, counts as 0.
     """
-    found = []
-    for block in blocks_of(samples):
-        centred = block - block.mean()
-        total = centred @ centred
-        found.append(float(centred[1:] @ centred[:-1] / total) if block.size > 2 and np.ptp(block) > 0 else 0.0)
-    return float(np.mean(found))
+    return float(np.mean([_lag1(b) if b.size > 2 and np.ptp(b) > 0 else 0.0 for b in blocks_of(samples)]))
 
 
-def effective_n(samples: Samples) -> float:
+def effective_n(n: int, lag1: float) -> float:
     """How many independent samples tell as much: n (1 - r) / (1 + r), r = max(lag1, 0); never more than n.
 
     For a first-order autoregression (Bayley & Hammersley 1946, Supplement to the Journal of the Royal Statistical
     Society 8:184). A negative r is taken for noise: it would promise more samples than there are.
     """
-    r = max(lag1(samples), 0.0)
-    return _pooled(samples).size * (1 - r) / (1 + r)
+    r = max(lag1, 0.0)
+    return n * (1 - r) / (1 + r)
 
 
 def verdict(
@@ -558,7 +525,6 @@ def verdict(
     paired: bool = False,
     pvalue: float | None = None,
     smallest_effect: float = 0.0,
-    medians: tuple[Interval, Interval] | None = None,
 ) -> Verdict:
     """Whether the candidate is faster than the baseline, and whether that may be claimed.
 
@@ -572,8 +538,7 @@ def verdict(
     - *inconclusive*: everything else.
 
     `pvalue` replaces `difference_pvalue`: pass the adjusted p-value of a comparison in a family (`holm`).
-    `smallest_effect` comes from the baseline against itself (the function of that name). `medians` are the
-    `bootstrap_ci` of both sides, if they are known, for a tick no longer than this.
+    `smallest_effect` comes from the baseline against itself (the function of that name).
 
     *Claimable* is a faster candidate with a speedup of at least CLAIM_SPEEDUP, |delta| of at least CLAIM_DELTA, and a
     `bootstrap_ci` of its median apart from the baseline's.
@@ -598,7 +563,6 @@ def verdict(
         decision = "faster" if speedup.low > 1 else "slower"
     claimable = decision == "faster" and speedup.estimate >= CLAIM_SPEEDUP and abs(delta) >= CLAIM_DELTA
     if claimable:
-        sides = medians or [bootstrap_ci(side, 1 - alpha, resamples, seed, tick) for side in (baseline, candidate)]
-        one, other = (median.no_narrower(tick) for median in sides)
+        one, other = (bootstrap_ci(side, 1 - alpha, resamples, seed, tick) for side in (baseline, candidate))
         claimable = not one.overlaps(other)
     return Verdict(decision, claimable, speedup, delta, hedges_g(baseline, candidate), p)

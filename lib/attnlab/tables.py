@@ -117,7 +117,7 @@ class Table:
         self.frame, self.caption, self._bold = frame, printable(caption), bold
         self.caption += " No rows." if frame.empty else ""
         texts = {name: [text_of(value, name) for value in frame[name]] for name in frame.columns}
-        numeric = [all(re.match(NUMBER, text) for text in texts[name]) for name in frame.columns]
+        numeric = (all(re.match(NUMBER, text) for text in texts[name]) for name in frame.columns)
         self._sides = ["right" if is_numeric else "left" for is_numeric in numeric]
         wraps = {"right": "text-align:right;white-space:nowrap", "left": "text-align:left"}
         rules = [{"selector": f"td.col{n}", "props": wraps[side]} for n, side in enumerate(self._sides)]
@@ -150,9 +150,8 @@ class Table:
         return styler.to_latex(hrules=True, convert_css=True, column_format=sides, **how)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
-        plain = self.frame.to_string(index=False)
-        bundle = {"text/html": self._repr_html_(), "text/latex": self._repr_latex_(), "text/plain": plain}
-        return bundle, {"attnlab": {"table": True}}
+        bundle = {"text/html": self._repr_html_(), "text/latex": self._repr_latex_()}
+        return bundle | {"text/plain": self.frame.to_string(index=False)}, {"attnlab": {"table": True}}
 
 
 def table(frame: pd.DataFrame, caption: str = "", bold: Any = None) -> Table:
@@ -179,10 +178,9 @@ def table(frame: pd.DataFrame, caption: str = "", bold: Any = None) -> Table:
 
 def markdown(frame: pd.DataFrame) -> str:
     """A frame as a table in Markdown, its cells as `text_of` prints them."""
-    cells = [
-        [text_of(value, name) for name, value in zip(frame.columns, row, strict=True)] for row in frame.to_numpy(object)
-    ]
-    lines = [[heading(name) for name in frame.columns], ["---"] * frame.shape[1], *cells]
+    rows = frame.to_numpy(object)
+    cells = [[text_of(value, name) for name, value in zip(frame, row, strict=True)] for row in rows]
+    lines = [list(map(heading, frame)), ["---"] * frame.shape[1], *cells]
     return "\n".join(f"| {' | '.join(escaped(text).replace('|', chr(92) + '|') for text in line)} |" for line in lines)
 
 
@@ -207,20 +205,19 @@ def statement(row: Any) -> Statement:
             raise UserError(f"statement takes one row, not {len(row)}: choose one, such as verdicts.iloc[0]")
         row = row.iloc[0]
     try:
-        return Statement(f"{_comparison(row)} {_smallest(row['smallest_effect'])}")
+        interval = _interval(*(float(row[name]) for name in ("speedup", "low", "high")))
+        p, count, effect = text_of(row["p_holm"], "p_holm"), row.get("n", math.nan), row["smallest_effect"]
+        worst = f", the worst of {count} input distributions (highest {row['highest']:.3f})" if count > 1 else ""
+        smallest = f"The smallest effect that the run can detect here is {100 * effect:.2g} % (A/A control)."
+        if not effect > 0:
+            smallest = "The run has no A/A control, so the smallest effect that it can detect is not known."
+        return Statement(
+            f"{row['candidate']} {VERBS.get(row['decision'], 'cannot be told from')} {row['baseline']} at "
+            f"{_shape(row)}, {row['values']} values{worst}: speedup {interval}, p {p if p[0] == '<' else f'= {p}'} "
+            f"(Holm), {row['clock']} clock, {row['cache']} cache. {smallest}"
+        )
     except KeyError as error:
         raise UserError(f"statement takes a row of compare or worst; this one lacks {error}") from None
-
-
-def _comparison(row: Mapping) -> str:
-    interval = _interval(*(float(row[name]) for name in ("speedup", "low", "high")))
-    p, count = text_of(row["p_holm"], "p_holm"), row.get("n", math.nan)
-    worst = f", the worst of {count} input distributions (highest {row['highest']:.3f})" if count > 1 else ""
-    return (
-        f"{row['candidate']} {VERBS.get(row['decision'], 'cannot be told from')} {row['baseline']} at {_shape(row)}, "
-        f"{row['values']} values{worst}: speedup {interval}, p {p if p[0] == '<' else f'= {p}'} (Holm), "
-        f"{row['clock']} clock, {row['cache']} cache."
-    )
 
 
 def _shape(row: Mapping) -> str:
@@ -229,12 +226,6 @@ def _shape(row: Mapping) -> str:
     usual = USUAL | {"kv_heads": row["heads"], "kv_len": row["seq_len"]}
     words += [f"{heading(axis)} {row[axis]}" for axis, value in usual.items() if row.get(axis, value) != value]
     return " ".join([*words, str(row["dtype"]), "causal" if row["causal"] else "without a mask"])
-
-
-def _smallest(effect: float) -> str:
-    if not effect > 0:
-        return "The run has no A/A control, so the smallest effect that it can detect is not known."
-    return f"The smallest effect that the run can detect here is {100 * effect:.2g} % (A/A control)."
 
 
 def holds(words: str, condition: Any) -> None:

@@ -18,12 +18,7 @@ RUN = "cpu-2026-11-29"
 
 @dataclass
 class Visit:
-    """A page that was opened, and what it did on the way.
-
-    Attributes:
-        requests: the addresses that it asked for beside its own.
-        errors: what it wrote to the console as errors, and exceptions that nothing caught.
-    """
+    """A page that was opened, the addresses that it asked for besides its own, and its errors that nothing caught."""
 
     page: Any
     requests: list[str] = field(default_factory=list)

@@ -43,20 +43,14 @@ def lab(notebook, tmp_path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    own = {
-        name: str(tmp_path / name.lower())
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR")
-    }
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR")
+    own = {name: str(tmp_path / name.lower()) for name in names}
     library = os.pathsep.join([str(paths.ROOT / "lib"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}"]
     command += ["--IdentityProvider.token=", f"--ServerApp.root_dir={notebook.parent}"]
+    own |= {"PYTHONPATH": library, "JUPYTER_CONFIG_PATH": str(paths.ROOT / "tools" / "lab")}
     with open(tmp_path / "lab.log", "w") as log:
-        server = subprocess.Popen(
-            command,
-            env=os.environ | own | {"PYTHONPATH": library, "JUPYTER_CONFIG_PATH": str(paths.ROOT / "tools" / "lab")},
-            stdout=log,
-            stderr=log,
-        )
+        server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(f"{address}/api/status", server)
@@ -76,11 +70,17 @@ def _wait_for(address: str, server: subprocess.Popen) -> None:
     pytest.fail("JupyterLab ended before it answered")
 
 
-def test_run_all_shows_figures_and_tables(browser, lab, notebook):
+def open_in(browser, address: str):
+    """A notebook in JupyterLab, once its kernel is there: until then the menu runs nothing."""
     opened = browser.new_page(viewport={"width": 1400, "height": 1000})
     opened.set_default_timeout(PATIENCE_MS)
-    opened.goto(f"{lab}/lab/tree/{notebook.name}")
-    opened.get_by_text("| Idle").wait_for()  # until then, the menu runs nothing
+    opened.goto(address)
+    opened.get_by_text("| Idle").wait_for()
+    return opened
+
+
+def test_run_all_shows_figures_and_tables(browser, lab, notebook):
+    opened = open_in(browser, f"{lab}/lab/tree/{notebook.name}")
     opened.get_by_role("menuitem", name="Run", exact=True).click()
     opened.locator("[role=menuitem]", has_text="Run All Cells").first.click()
     opened.get_by_text("sdpa.flash is faster than sdpa.auto").first.wait_for()
@@ -92,10 +92,7 @@ def test_a_link_opens_the_other_notebook_and_saving_changes_nothing(browser, lab
     here, there = (notebook.parent / f"{name}.ipynb" for name in ("02_baseline", "03_roofline"))
     for path in (here, there):
         shutil.copy(paths.NOTEBOOKS / path.name, path)
-    opened = browser.new_page(viewport={"width": 1400, "height": 1000})
-    opened.set_default_timeout(PATIENCE_MS)
-    opened.goto(f"{lab}/lab/tree/{here.name}")
-    opened.get_by_text("| Idle").wait_for()  # now the notebook's metadata name a kernel
+    opened = open_in(browser, f"{lab}/lab/tree/{here.name}")
     with opened.expect_response(lambda sent: sent.request.method == "PUT" and here.name in sent.url):
         opened.keyboard.press("Control+s")
     opened.get_by_role("link", name=there.stem).first.click()

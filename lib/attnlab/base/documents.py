@@ -42,24 +42,20 @@ def write(path: Path, held: BaseModel) -> Path:
     """Write a model to a file, or to the user's own version of an installed one; returns the path that was written."""
     path = paths.users(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _lines(held.model_dump(mode="json")).encode())
+    # A line for each field, and for each entry of a list: a change of one is read and reviewed.
+    fields = ",\n".join(f" {_json(name)}: {_lines(value)}" for name, value in held.model_dump(mode="json").items())
+    write_atomically(path, f"{{\n{fields}\n}}\n".encode())
     return path
 
 
-def _lines(content: dict[str, Any]) -> str:
-    """JSON with a line for each field, and for each entry of a list, as a change of one is read and reviewed."""
-    fields = ",\n".join(f" {_line(name)}: {_value(value)}" for name, value in content.items())
-    return f"{{\n{fields}\n}}\n"
-
-
-def _value(value: Any) -> str:
+def _lines(value: Any) -> str:
     if not isinstance(value, list) or not value:
-        return _line(value)
-    entries = ",\n".join(f"  {_line(entry)}" for entry in value)
+        return _json(value)
+    entries = ",\n".join(f"  {_json(entry)}" for entry in value)
     return f"[\n{entries}\n ]"
 
 
-def _line(content: Any) -> str:
+def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 

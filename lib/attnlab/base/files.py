@@ -69,13 +69,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush(path.parent)
-
-
-def _flush(folder: Path) -> None:
     # Otherwise, a machine that loses power may have removed the parts without having kept the new name.
-    handle = os.open(folder, os.O_RDONLY)
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(folder)
     finally:
-        os.close(handle)
+        os.close(folder)

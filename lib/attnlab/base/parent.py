@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 def end_with_parent() -> None:
     """End this process as soon as the one that started it has ended, however it did."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if (parent := multiprocessing.parent_process()) is None:
+        return
 
+    def end() -> None:
+        parent.join()
+        os._exit(1)
 
-def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=end, daemon=True).start()
 
 
 _INTERRUPTED: list[int] = []

@@ -31,19 +31,15 @@ def reached(module: str) -> list[Path]:
         path = _file(name)
         if path is not None and path not in found:
             found |= {path, *(there for suffix in BESIDE if (there := path.with_suffix(suffix)).is_file())}
-            waiting += [*_packages(name), *_imports(path)]
+            parts = name.split(".")
+            waiting += [".".join(parts[:count]) for count in range(2, len(parts))]  # the packages that it lies in
+            waiting += _imports(path)
     return sorted(found)
 
 
 def _file(module: str) -> Path | None:
     place = PACKAGE.joinpath(*module.split(".")[1:])
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
-
-
-def _packages(module: str) -> list[str]:
-    """The packages that a module lies in, without the outermost one."""
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(2, len(parts))]
 
 
 def _imports(path: Path) -> Iterator[str]:

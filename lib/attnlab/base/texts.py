@@ -25,7 +25,9 @@ def escaped(text: str) -> str:
 
 def printable(text: str) -> str:
     """A text whose characters that move a cursor, reverse a line or can't be encoded are spelled out: ``\\x1b``."""
-    return text if text.isprintable() else "".join(map(_spelled, text))
+    if re.sub(r"[\n\t]", "", text).isprintable():
+        return text
+    return "".join(map(_spelled, text))
 
 
 def _spelled(character: str) -> str:

@@ -62,14 +62,18 @@ def _measured_again(part: Path) -> str:
 # The schema
 
 
-def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema) -> pd.DataFrame:
+def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema, is_judged: bool = False) -> pd.DataFrame:
     """The rows of several files in the columns and types of a schema, and their `PLACE`.
+
+    Those of a run that is judged, by its seal, are not looked at again, and have no place.
 
     Raises:
         UserError: a column is missing or has another type, or a value is none that the column may hold.
     """
     cast = {path: _cast(held, table, path) for path, held in files.items() if held.num_rows}
     held, names = pa.concat_tables([table.empty_table(), *cast.values()]), list(cast)
+    if is_judged:
+        return _frame(held, table)
     rows = np.concatenate([np.arange(0), *(np.arange(each.num_rows) for each in cast.values())])
     of_file = np.cumsum(rows == 0) - 1
     for field in table:
@@ -77,10 +81,17 @@ def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema) -> pd.DataF
             shown = "missing" if (value := held[field.name][row].as_py()) is None else repr(value)
             said = f"{field.name} is {shown} and has to be {about(field, 'values')}"
             raise refusal(names[of_file[row]], said, rows[row])
-    frame = held.to_pandas(types_mapper=NULLABLE.get).astype({field.name: dtype(field) for field in table})
+    return _frame(held, table).assign(file=pd.Categorical.from_codes(of_file, names), row=rows)
+
+
+def _frame(held: pa.Table, table: pa.Schema) -> pd.DataFrame:
+    columns = {}
+    for field in table:  # with a mapper, pyarrow makes each text an object
+        mapper = NULLABLE.get if field.nullable and field.type in NULLABLE else None
+        columns[field.name] = held[field.name].to_pandas(types_mapper=mapper).astype(dtype(field))
     for name in free(table):
-        frame[name] = frame[name].map(texts.printable, na_action="ignore").astype(frame[name].dtype)
-    return frame.assign(file=pd.Categorical.from_codes(of_file, names), row=rows)
+        columns[name] = columns[name].map(texts.printable, na_action="ignore").astype(columns[name].dtype)
+    return pd.DataFrame(columns)
 
 
 def _cast(held: pa.Table, table: pa.Schema, path: Path) -> pa.Table:

@@ -74,7 +74,7 @@ def load(name: str) -> schema.Run:
         checks.judge(tables, manifest, folder if manifest["complete"] else folder / schema.PARTS)
         if manifest["complete"]:
             JUDGED.add(manifest["seal"])
-    frames = {table: rows.drop(columns=checks.PLACE) for table, rows in tables.items()}
+    frames = {table: rows.drop(columns=checks.PLACE, errors="ignore") for table, rows in tables.items()}
     pa.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
     return schema.Run(name, manifest, **frames)
 
@@ -112,7 +112,7 @@ def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
-    return checks.frame_of_files({path: _rows(content, path)}, table)
+    return checks.frame_of_files({path: _rows(content, path)}, table, manifest["seal"] in JUDGED)
 
 
 def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
