@@ -10,7 +10,6 @@ from attnlab.base import rules
 from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.gate.reference_check import ReferenceCheck, References
 from attnlab.measuring.instruments import devices, environment, inspection
-from attnlab.measuring.session import rows
 from attnlab.measuring.session.checks import check_all
 from attnlab.measuring.session.rounds import Rounds
 from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
@@ -39,11 +38,26 @@ def measure_shape(session: Session, shape: Shape) -> None:
     windows = first_windows(session, shape, subjects, calls)
     checks = _measure_subjects(session, shape, subjects, windows) if windows is not None else []
     write.add_part(session.job.run, "checks", key, frame_of(CHECKS, checks))
-    if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
+    needs = [(s, s.details["resources"]) for s in alive(subjects) if "resources" in s.details]
+    if resources := [session.row(shape, subject) | row for subject, row in needs]:
         write.add_part(session.job.run, "resources", key, frame_of(RESOURCES, resources))
-    write.add_part(session.job.run, "cases", key, frame_of(CASES, [rows.case(session, shape, s) for s in subjects]))
+    cases = [session.row(shape, subject) | _fate(subject) for subject in subjects]
+    write.add_part(session.job.run, "cases", key, frame_of(CASES, cases))
     subjects.clear()
     devices.release(session.device)
+
+
+def _fate(subject: Subject) -> Row:
+    details = subject.details
+    return {
+        "status": subject.status,
+        "reason": subject.reason,
+        "kernels": "\n".join(details.get("kernels", [])),
+        "peak_memory_bytes": details.get("peak_memory_bytes", 0),
+        "warmup_calls": details.get("warmup_calls", 0),
+        "steady": details.get("steady", False),
+        "alone_differing": details.get("alone_differing"),
+    }
 
 
 def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls: int) -> Windows | None:
