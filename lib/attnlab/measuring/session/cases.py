@@ -1,5 +1,6 @@
 """The cases of one shape: through the gate, their preparation, their samples, and the gate again."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -77,43 +78,40 @@ def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls
     return windows
 
 
-def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
-    for subject in alive(subjects):  # before the gate, which calls each a dozen times
-        subject.attempt(partial(_require_short, session, subject))
+def _each(session: Session, subjects: list[Subject], work: Callable[[Subject], object]) -> None:
+    for subject in alive(subjects):
+        subject.attempt(partial(work, subject))
         devices.release(session.device)
+
+
+def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
+    _each(session, subjects, partial(_require_short, session))  # before the gate, which calls each a dozen times
     references = {
         rounding: ReferenceCheck(windows, shape, rounding)
         for rounding in dict.fromkeys(subject.implementation.rounding for subject in subjects)
     }
     checks = check_all(session, shape, subjects, windows, "before", references)
     windows.draw(session.seed(shape, "timed"))
-    _prepare(session, shape, subjects, sum(tensor.nbytes for tensor in windows[0]))
+    _each(session, subjects, partial(_prepare, session, shape))
+    if any(timing.clock != "eager" for timing in session.timings):
+        pool = torch.cuda.graph_pool_handle()
+        _each(session, subjects, lambda subject: cuda_events.capture(subject.case, pool))
     for timing in session.timings:
         _record_block(session, shape, subjects, timing, windows, references)
     return checks + check_all(session, shape, subjects, windows, "after")
 
 
-def _prepare(session: Session, shape: Shape, subjects: list[Subject], inputs_bytes: int) -> None:
-    for subject in alive(subjects):
-        subject.attempt(partial(_prepare_case, session, shape, subject, inputs_bytes))
-        devices.release(session.device)
-    if any(timing.clock != "eager" for timing in session.timings):
-        pool = torch.cuda.graph_pool_handle()
-        for subject in alive(subjects):
-            subject.attempt(partial(cuda_events.capture, subject.case, pool))
-            devices.release(session.device)
-
-
-def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes: int) -> None:
-    case = subject.case
+def _prepare(session: Session, shape: Shape, subject: Subject) -> None:
+    case, details = subject.case, subject.details
+    assert case.windows is not None
     case.refresh()
-    if subject.implementation.resources and case.windows is not None:
-        q, k, v, *_ = case.windows[0]
-        needs = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
-        subject.details["resources"] = needs
-    subject.details["kernels"] = inspection.kernels(case.call, session.device)
-    subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
-    subject.details |= _warm_up(session, case)
+    q, k, v, *_ = inputs = case.windows[0]
+    if subject.implementation.resources:
+        details["resources"] = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
+    inputs_bytes = sum(tensor.nbytes for tensor in inputs)
+    details["kernels"] = inspection.kernels(case.call, session.device)
+    details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
+    details |= _warm_up(session, case)
 
 
 def _require_short(session: Session, subject: Subject) -> None:

@@ -98,8 +98,10 @@ def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[st
                 found[name] = registry.find(name)
     for shape in _called(study.target_shape.plain, shapes):
         short = [name for name in found if costs[name].at(np.array([shape.flops])) < LONGEST_CALL_S]
+        if not short:
+            break
         try:
-            windows = attempt(partial(Windows, shape, device)) if short else None
+            windows = attempt(partial(Windows, shape, device))
         except OutOfMemory:
             break
         for name in short:
