@@ -127,9 +127,10 @@ def subjected(call, shape, device, **study):
 
 def quick_survey(device: str, study: studies.Study) -> dict:
     """`worker.survey`, with ceilings that take no time."""
-    from attnlab.measuring.session import ceilings, worker
+    from attnlab.measuring.session import ceilings, estimate, worker
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "LEAST_S", 1e-3)
         patch.setattr(ceilings, "CPU_MATRIX", 64)
         patch.setattr(ceilings, "_copy", small_copy)
         return worker.survey(device, study)

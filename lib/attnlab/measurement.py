@@ -82,8 +82,17 @@ def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -
     Raises:
         UserError: it isn't a function ``(q, k, v, causal, scale)``, there is no such device, or no shape is given.
     """
-    session, implementation = _session(list(shapes), device, attention)
-    rows = [row for shape in session.job.shapes for row in _checks(session, shape, implementation)]
+    from attnlab.measuring.instruments import devices
+    from attnlab.measuring.instruments.telemetry import Telemetry
+    from attnlab.measuring.session.subject import Job, Session
+    from attnlab.measuring.subjects import registry
+
+    name = str(getattr(attention, "name", "") or getattr(attention, "__name__", type(attention).__name__))
+    found = devices.resolve(device)
+    study = _study({FALLBACK: FALLBACK}, list(shapes), FALLBACK, [], 2, 1, found.type)
+    session = Session(Job("", study, found.type, 0, tuple(study.shapes), ""), found, Telemetry(found), 0.0)
+    implementation = registry.of_function(name, attention, name)
+    rows = [row for shape in study.shapes for row in _checks(session, shape, implementation)]
     return pd.DataFrame(rows)[["implementation", *Shape.AXES, *CHECKS]]
 
 
@@ -101,20 +110,6 @@ def _checks(session: Any, shape: Shape, implementation: Any) -> list[schema.Row]
         lacking = {"implementation": implementation.name, **shape.axes, **dict.fromkeys(CHECKS)}
         rows.append(lacking | {"passed": False, "fault": subject.reason})
     return rows
-
-
-def _session(shapes: list[Shape], device: str, attention: Attention) -> tuple[Any, Any]:
-    """A session of no run for these shapes, and the function as an implementation."""
-    from attnlab.measuring.instruments import devices
-    from attnlab.measuring.instruments.telemetry import Telemetry
-    from attnlab.measuring.session.subject import Job, Session
-    from attnlab.measuring.subjects import registry
-
-    name = str(getattr(attention, "name", "") or getattr(attention, "__name__", type(attention).__name__))
-    found = devices.resolve(device)
-    study = _study({FALLBACK: FALLBACK}, shapes, FALLBACK, [], 2, 1, found.type)
-    session = Session(Job("", study, found.type, 0, tuple(study.shapes), ""), found, Telemetry(found), 0.0)
-    return session, registry.of_function(name, attention, name)
 
 
 def _study(
@@ -178,28 +173,23 @@ def _module(own: Mapping[str, Attention]) -> str:
 @contextmanager
 def _data_in(folder: Path) -> Iterator[None]:
     """Inside, runs are kept in this folder; dispatch tables and captured values stay where they are."""
-    there, before = paths.data(), os.environ.get("ATTNLAB_DATA")
+    before, own = os.environ.get("ATTNLAB_DATA"), {"dispatch": paths.dispatch(), "captured": paths.data() / "captured"}
     folder.mkdir()
-    for part, at in (("dispatch", paths.dispatch()), ("captured", there / "captured")):
-        (folder / part).symlink_to(at.resolve())
+    for part, there in own.items():
+        (folder / part).symlink_to(there.resolve())
     os.environ["ATTNLAB_DATA"] = str(folder)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["ATTNLAB_DATA"]
-        else:
-            os.environ["ATTNLAB_DATA"] = before
+        del os.environ["ATTNLAB_DATA"]
+        os.environ |= {} if before is None else {"ATTNLAB_DATA": before}
 
 
 def _labelled(run: schema.Run, labels: Mapping[str, str]) -> schema.Run:
     """A run in which implementations have these labels, in place of the names in its study."""
     names = {**labels, **{control(name): control(label) for name, label in labels.items()}}
     study = run.manifest["study"]
-    renamed = {
-        "implementations": [labels[name] for name in study["implementations"]],
-        "baseline": labels[study["baseline"]],
-    }
+    renamed = {"implementations": [*map(labels.get, study["implementations"])], "baseline": labels[study["baseline"]]}
     changed: dict[str, Any] = {"manifest": run.manifest | {"study": study | renamed}}
     for field in fields(run):
         frame = getattr(run, field.name)
@@ -226,27 +216,30 @@ def measured(
         scheduler: the address of the Dask scheduler of a cluster to measure on.
         stated: what a user states as STUDY, the name of a study or a path; default the study's name.
     """
-    _, record = _measuring_half()
+    with _installed():
+        from attnlab.measuring.session import record
     if name and (gpus or scheduler):
         with write.lock(name, {"study": study.model_dump(mode="json")}):  # before a cluster is started in vain
             pass
     wanted = device if device != "auto" else study.device
+    own = bool(stated) and bool(callables.among(study.implementations))
     with ExitStack() as stack:
-        if stated and callables.among(study.implementations):
+        if own:
             stack.enter_context(studies.modules_beside(stated))
+        executor = None
         if gpus or scheduler:
-            executor = stack.enter_context(_cluster().fleet(gpus, scheduler, wanted))
-            described = executor.device
-        else:
-            executor, described = None, _here(wanted)
+            with _installed(" on several GPUs", " with GPUS or SCHEDULER"):
+                from attnlab.measuring import cluster
+            executor = stack.enter_context(cluster.fleet(gpus, scheduler, wanted))
+        described = executor.device if executor else _here(wanted)
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         begun = record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
         # A function of one's own lies beside the file of its study, which a run alone doesn't lead to.
-        own = f"STUDY={shlex.quote(stated)}" if stated and callables.among(study.implementations) else ""
+        beside = f"STUDY={shlex.quote(stated)}" if own else ""
 
         def recorded(run: str) -> str:
-            again = " ".join(filter(None, (f"make measure RUN={run}", own, where)))
+            again = " ".join(filter(None, (f"make measure RUN={run}", beside, where)))
             return str(record.record(run, study, kind, executor, long, begun, again))
 
         unfinished = "" if name else _unfinished(study, described["name"])
@@ -261,48 +254,9 @@ def measured(
 
 def tuned() -> Path:
     """Tune `kernel.best` for the GPU that is here; returns the file of the choices."""
-    _measuring_half()
-    from attnlab.measuring.session import tune
-
+    with _installed():
+        from attnlab.measuring.session import tune
     return tune.tune()
-
-
-def _unfinished(study: Study, device: str) -> str:
-    """The newest run of exactly this study on the device of this name that was cut off, or ""."""
-    stated = study.model_dump(mode="json")
-
-    def say(error: UserError) -> None:
-        print(f"passed over: {error}", file=sys.stderr)
-
-    for name, manifest in read.manifests(say):
-        if (manifest["study"], manifest["device"]["name"], manifest["complete"]) == (stated, device, False):
-            return name
-    return ""
-
-
-def _here(kind: str) -> dict[str, Any]:
-    """The device of this machine that ``auto``, ``cuda`` or ``cpu`` means; raises UserError if there is none."""
-    devices, _ = _measuring_half()
-    return dict(devices.describe(devices.resolve(kind)))
-
-
-def _measuring_half() -> tuple[Any, Any]:
-    # Measuring needs torch, rendering a recorded run doesn't.
-    try:
-        from attnlab.measuring.instruments import devices
-        from attnlab.measuring.session import record
-    except ImportError as error:
-        raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
-    return devices, record
-
-
-def _cluster() -> Any:
-    try:
-        from attnlab.measuring import cluster
-    except ImportError as error:
-        needs = f"measuring on several GPUs needs {error.name}, which is not installed"
-        raise UserError(f"{needs}: `make measure` with GPUS or SCHEDULER sets it up") from None
-    return cluster
 
 
 def default_study(device: str, cluster: bool = False) -> str:
@@ -310,3 +264,29 @@ def default_study(device: str, cluster: bool = False) -> str:
     if cluster:
         return "cpu" if device == "cpu" else "gpu"
     return "gpu" if _here(device)["kind"] == "cuda" else "cpu"
+
+
+def _unfinished(study: Study, device: str) -> str:
+    """The newest run of exactly this study on the device of this name that was cut off, or ""."""
+    own = study.model_dump(mode="json"), device, False
+    for name, one in read.manifests(lambda error: print(f"passed over: {error}", file=sys.stderr)):
+        if (one["study"], one["device"]["name"], one["complete"]) == own:
+            return name
+    return ""
+
+
+def _here(kind: str) -> dict[str, Any]:
+    """The device of this machine that ``auto``, ``cuda`` or ``cpu`` means; raises UserError if there is none."""
+    with _installed():
+        from attnlab.measuring.instruments import devices
+    return devices.describe(devices.resolve(kind))
+
+
+@contextmanager
+def _installed(what: str = "", how: str = "") -> Iterator[None]:
+    """Inside, the half that measures is imported; rendering a recorded run needs none of it, nor torch."""
+    try:
+        yield
+    except ImportError as error:
+        needs = f"measuring{what} needs {error.name}, which is not installed"
+        raise UserError(f"{needs}: `make measure`{how} sets it up") from None

@@ -15,21 +15,31 @@ from attnlab.runs import write
 FLAGS, GO_ON = "ATTNLAB_TEST_FLAGS", "go on"
 BAD = 32
 """The length at which the device fails."""
+add = write.add_part
 
 
 def fails_once(job: Job) -> None:
     """The first card that reaches a length fails there, as after a candidate's illegal access."""
-    _watch_shapes(job, lambda: _first("failed"))
+    (worker.measure if _happened("failed") else fails_always)(job)
 
 
 def fails_always(job: Job) -> None:
     """Every card fails at a length."""
-    _watch_shapes(job, lambda: True)
+
+    def failing(name, table, key, rows) -> None:
+        if table == "samples" and rows["seq_len"].iloc[0] == BAD:
+            (_flags() / "failed").touch()
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+        add(name, table, key, rows)
+
+    write.add_part = failing
+    worker.measure(job)
 
 
 def dies_once(job: Job) -> None:
-    """The first process that reaches a length is killed there."""
-    if BAD in [shape.seq_len for shape in job.shapes] and _first("died"):
+    """The first process that is to measure a length is killed."""
+    if BAD in [shape.seq_len for shape in job.shapes] and not _happened("died"):
+        (_flags() / "died").touch()
         os._exit(9)
     worker.measure(job)
 
@@ -42,58 +52,36 @@ def kills_its_worker(job: Job) -> None:
 
 def slowly(job: Job) -> None:
     """Measure, and take a while over each block."""
-    add = write.add_part
-
-    def patiently(*arguments: object) -> None:
-        add(*arguments)
-        time.sleep(0.2)
-
-    write.add_part = patiently
+    write.add_part = lambda *block: (add(*block), time.sleep(0.2))
     worker.measure(job)
 
 
 def waits(job: Job) -> None:
     """Measure, and among the samples of a second shape wait until a flag says to go on."""
-    add = write.add_part
 
     def waiting(name: str, table: str, *block: object) -> None:
         add(name, table, *block)
-        while table == "samples" and write.recorded(name, "cases") and not go_on.exists():
+        while table == "samples" and write.recorded(name, "cases") and not _happened(GO_ON):
             time.sleep(0.02)
 
-    go_on = Path(os.environ[FLAGS]) / GO_ON
     write.add_part = waiting
     worker.measure(job)
 
 
-def _watch_shapes(job: Job, fails) -> None:
-    add = write.add_part
-
-    def failing(name, table, key, rows) -> None:
-        if table == "samples" and rows["seq_len"].iloc[0] == BAD and fails():
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
-        add(name, table, key, rows)
-
-    write.add_part = failing
-    worker.measure(job)
-
-
-def _first(flag: str) -> bool:
-    try:
-        (Path(os.environ[FLAGS]) / flag).open("x").close()
-    except FileExistsError:
-        return False
-    return True
-
-
-def meets(own: str | Job, patience_s: float = 60) -> str | None:
-    """Say that one is there, a job as part b, and wait for a second; a job then is measured."""
-    if isinstance(own, Job):
-        meets("part b")
-        return worker.measure(own)
-    folder = Path(os.environ[FLAGS])
-    (folder / own).touch()
-    while len(list(folder.glob("part *"))) < 2 and patience_s > 0:
+def meets(job: Job, patience_s: float = 60) -> str:
+    """Say that one is there, a replicate as part b, and wait for a second; a replicate then is measured."""
+    (_flags() / (job.part or "part b")).touch()
+    while len(list(_flags().glob("part *"))) < 2 and patience_s > 0:
         time.sleep(0.05)
         patience_s -= 0.05
-    return f"{own} of {len(list(folder.glob('part *')))}"
+    if job.shapes:
+        worker.measure(job)
+    return f"{job.part} of {len(list(_flags().glob('part *')))}"
+
+
+def _flags() -> Path:
+    return Path(os.environ[FLAGS])
+
+
+def _happened(flag: str) -> bool:
+    return (_flags() / flag).exists()

@@ -15,8 +15,10 @@ import distributed
 import faulty
 from conftest import small_copy
 
+from attnlab.measuring import cluster as clusters
 from attnlab.measuring import processes
-from attnlab.measuring.session import ceilings, record
+from attnlab.measuring.session import ceilings, estimate
+from attnlab.measuring.session import worker as working
 
 
 def scheduler(file: str) -> None:
@@ -41,7 +43,7 @@ def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
         sys.modules["attnlab.measuring.cluster"] = None
     elif path:
         sys.path.insert(0, path)
-    ceilings.CPU_MATRIX, ceilings._copy = 64, small_copy
+    ceilings.CPU_MATRIX, ceilings._copy, estimate.LEAST_S = 64, small_copy, 1e-3
     with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork):
         multiprocessing.forkserver.ensure_running()
     processes.fresh_processes = _forked
@@ -54,8 +56,8 @@ def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
 
 
 def waiting() -> None:
-    """Have the processes of this client wait among the samples of a second shape."""
-    record._take = faulty.waits
+    """Have the processes of this client take a shape at a time, and wait among the samples of a second one."""
+    clusters.PIECE_SHAPES, working.take = 1, faulty.waits
 
 
 def _fork(path: str, arguments: list[str], descriptors: list[int]) -> int:

@@ -11,7 +11,8 @@ from conftest import tiny_study
 from attnlab.base.errors import Outdated
 from attnlab.measuring.clocks import external_tools, in_process
 from attnlab.measuring.instruments import environment, tool
-from attnlab.measuring.session import load, once, panel
+from attnlab.measuring.session import load, panel, worker
+from attnlab.measuring.session.subject import Job
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import methods, read, schema, write
 from attnlab.runs.tables import TABLES
@@ -81,19 +82,20 @@ def parts(monkeypatch, data):
     monkeypatch.setattr(external_tools, "rows", of_tool)
     begun = small.manifest(STUDY)
     write.create("begun", begun | {"environment": begun["environment"] | {"driver": "then", "hash": "d"}})
-    return once.parts("begun", STUDY, "cpu", "e")[:2], taken
+    return [Job("begun", STUDY, "cpu", 0, (), "e", part) for part in worker.parts(STUDY)[:2]], taken
 
 
 def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_stood(parts):
     parts, taken = parts
-    assert [part.name for part in parts] == ["panel", "loads"]
-    assert list(map(once.take, parts)) == [{}, {}]
+    assert [part.part for part in parts] == ["panel", "loads"]
+    assert list(map(worker.take, parts)) == [{}, {}]
     whole, blocks = len(taken), schema.folder("begun") / "parts"
     assert whole == len(panel.cases(STUDY)) + len(load.cases(STUDY)) + len(methods.TOOLS)
     for name in ("panel.c03.*", "panel.ncu.*", "endurance.sdpa-math.*"):
         (block,) = blocks.glob(name)
         block.unlink()
-    assert list(map(once.take, parts)) == [{}, {}]
+    for part in parts:
+        worker.take(part)
     assert len(taken) == whole + 3
     run = read.load("begun")
     assert len(run.panel) == len(panel.cases(STUDY)) + len(methods.TOOLS)
@@ -105,7 +107,7 @@ def test_panel_and_loads_are_not_taken_in_another_environment(parts):
     parts, taken = parts
     for part in parts:
         with pytest.raises(Outdated, match=r"^the environment changed since .* 'begun' began \(driver\): start"):
-            once.take(replace(part, environment="d"))
+            worker.take(replace(part, environment="d"))
     assert taken == []
 
 

@@ -6,13 +6,14 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import faulty
@@ -22,8 +23,10 @@ from conftest import SAMPLE, TINY, files_of, tiny_study
 from forks import Fork, Forks
 
 from attnlab import __main__ as command_line
+from attnlab import measuring as measuring_package
 from attnlab.base.errors import UserError
 from attnlab.measuring.session import record
+from attnlab.measuring.session import worker as working
 from attnlab.measuring.session.subject import Job
 from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
@@ -121,7 +124,7 @@ def cluster(forks, tmp_path):
 @pytest.fixture
 def instead(monkeypatch):
     """Have the measuring processes do something else."""
-    return lambda work: monkeypatch.setattr(record, "_take", work)
+    return lambda work: monkeypatch.setattr(working, "take", work)
 
 
 def require_whole(name: str, study) -> schema.Run:
@@ -165,22 +168,43 @@ def test_parts_that_a_run_takes_once_share_the_workers_with_each_other_and_with_
     study = tiny_study(**FEW)
     name = begin(study)
     environment = read.read_manifest(name)["environment"]["hash"]
+    once = [Job(name, study, "cpu", 0, (), environment, part) for part in ("part a", "part b")]
     jobs = [Job(name, study, "cpu", number, tuple(study.shapes), environment) for number in range(study.replicates)]
     with two.fleet() as executor:
-        assert list(executor.map(faulty.meets, ["part a", "part b"])) == ["part a of 2", "part b of 2"]
+        assert sorted(executor.map(faulty.meets, once)) == ["part a of 2", "part b of 2"]
         (two.flags / "part b").unlink()
-        done = executor.map(faulty.meets, ["part a", *jobs])
-        assert next(done) == "part a of 2"
-        assert list(done) == [None] * len(jobs)
+        done = list(executor.map(faulty.meets, [*jobs, once[0]]))
+        assert "part a of 2" in done[:2]
     assert len(write.recorded(name, "cases")) == len(study.shapes) * study.replicates
 
 
-def test_a_local_cluster_has_a_worker_for_each_gpu_that_sees_it_alone():
+@pytest.mark.parametrize(("replicates", "workers"), [(1, 1), (5, 2), (5, 4), (3, 4), (1, 3), (5, 16)])
+def test_every_shape_is_taken_once_in_each_replicate_by_different_workers(replicates, workers):
+    lengths = [16, 32, 48, 64, 80, 96, 112]
+    study = tiny_study(replicates=replicates, sweeps={"seq_len": TINY["target"] | {"seq_len": lengths}})
+    jobs = [Job("one", study, "cpu", number, tuple(study.shapes), "") for number in range(replicates)]
+    waiting, taken, turns = list(clusters.cut(len, jobs, workers)), [Counter() for _ in range(workers)], Counter()
+    once = clusters.Work(len, (replace(jobs[0], shapes=(), part="panel"),))
+    assert clusters.choose([*waiting, once], Counter()) is once
+    for worker in cycle(range(workers)):
+        if not waiting:
+            break
+        work = clusters.choose(waiting, taken[worker])
+        waiting.remove(work)
+        taken[worker][work.number] += 1
+        turns.update((shape, worker) for shape in work.arguments[0].shapes)
+    for shape in study.shapes:
+        counts = [count for (one, _), count in turns.items() if one == shape]
+        assert (sum(counts), len(counts)) == (replicates, min(replicates, workers))
+
+
+@pytest.mark.parametrize("measures", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_a_local_cluster_has_a_worker_for_each_gpu_that_sees_it_alone(measures):
     with clusters.local(["GPU-a"]) as here, distributed.Client(here, set_as_default=False) as client:
         seen = client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("OMP_NUM_THREADS")))
         assert [*seen.values()] == [("GPU-a", os.environ.get("OMP_NUM_THREADS"))]
-        # In a process of its own, though a worker under a nanny is a daemon.
-        assert clusters.Fleet(client, "cpu").device["kind"] == "cpu"
+        if measures:  # in a process of its own, though a worker under a nanny is a daemon
+            assert clusters.Fleet(client, "cpu").device["kind"] == "cpu"
 
 
 def test_a_new_run_is_surveyed_by_a_worker(two, data, write_study, capsys):
@@ -243,6 +267,7 @@ def test_workers_join_and_are_lost_until_none_is_left(cluster, begin, instead, m
     said, say = [], clusters.tqdm.write
     monkeypatch.setattr(clusters.tqdm, "write", lambda words, **where: (said.append(words), say(words, **where)))
     two_timings = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
+    monkeypatch.setattr(clusters, "PIECE_SHAPES", 1)
     study, go_on = tiny_study(timings=two_timings, replicates=3, **FEW), cluster.flags / faulty.GO_ON
     (first,) = cluster.add()
 
@@ -360,7 +385,7 @@ def test_work_at_which_workers_are_lost_again_and_again_stops_the_run(two, begin
 def test_a_block_that_arrives_damaged_is_not_taken(begin):
     name = begin(tiny_study())
     with pytest.raises(OSError, match=r"arrived with other content than its name says$"):
-        clusters.take(name, {f"samples.r00-x.{64 * '0'}.parquet": b"damaged"})
+        write.take_part(name, f"samples.r00-x.{64 * '0'}.parquet", b"damaged")
     assert write.recorded(name, "samples") == set()
 
 
@@ -406,7 +431,6 @@ def test_an_interrupted_client_says_so_keeps_whole_shapes_and_goes_on_with_the_o
     name = begin(study)
     client = measuring(two, forks, name)
     client.wait_for(lambda: len(write.recorded(name, "cases")) == 2)
-    assert any(two.client.processing().values())  # one of two shapes came home before their piece had ended
     client.kill(signal.SIGINT)
     status, said = client.end()
     assert status == 130
@@ -464,12 +488,11 @@ def test_an_address_at_which_no_scheduler_answers_is_refused_in_a_line(two, data
     assert not data.exists()
 
 
-def test_without_dask_it_says_so_and_all_else_works(data, write_study):
-    words = ["measure", "--study", str(write_study()), "--scheduler", "tcp://a:1"]
-    program = f"""
-import sys; sys.modules['distributed'] = sys.modules['dask'] = None
-from attnlab import __main__; from attnlab.measuring.session import record; sys.exit(__main__.main({words}))"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+def test_without_dask_it_says_so(data, write_study, capsys, monkeypatch):
+    for name in ("dask", "distributed"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, clusters.__name__)
+    monkeypatch.delattr(measuring_package, "cluster")
+    assert command_line.main(["measure", "--study", str(write_study()), "--scheduler", "tcp://a:1"]) == 1
     needs = "attnlab: measuring on several GPUs needs dask, which is not installed: "
-    assert ended.stderr == f"{needs}`make measure` with GPUS or SCHEDULER sets it up\n"
-    assert ended.returncode == 1
+    assert lines(capsys) == [f"{needs}`make measure` with GPUS or SCHEDULER sets it up"]

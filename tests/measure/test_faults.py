@@ -24,7 +24,7 @@ import small
 import torch
 import yaml
 from conftest import SAMPLE, TINY, Quickly, files_of, held, tiny_study, told
-from forks import BLOCKS, Fork, Forks, live, watch
+from forks import BLOCKS, live, watch
 from test_measure import ANSWERS, Nvml
 
 from attnlab import measurement, report
@@ -55,6 +55,11 @@ def study(tmp_path):
     return write
 
 
+def measuring(name: str, study: Path | None = None) -> tuple[str, ...]:
+    """The step of a fork that measures into a run."""
+    return "command", "measure", "--run", name, *(("--study", str(study)) if study else ())
+
+
 @pytest.fixture
 def held_up(forks, tmp_path):
     """Starts a fork that measures into a run, and is held up once it has recorded samples, while the context lasts."""
@@ -75,100 +80,63 @@ def held_up(forks, tmp_path):
 
 @pytest.mark.parametrize(("kills", "shapes"), [(12, 6), pytest.param(200, 12, marks=pytest.mark.faults)])
 def test_killed_at_random_moments_a_run_loses_doubles_and_halves_nothing(forks, study, data, kills, shapes, capsys):
-    killed = Killed(forks, study(shapes), random.Random(kills))
-    while killed.kills < kills:
-        killed.once()
-    killed.completed()
-    if kills > 100:
-        with capsys.disabled():
-            print(f"\n{killed}")
-
-
-class Killed:
-    """Runs of one study that are killed again and again; when one is complete nevertheless, the next begins.
-
-    An undisturbed run shows what each of them has to hold in the end. A process is killed after a random time, of about
-    as long as recording a block takes here; that time is adjusted along the way.
-    """
-
-    def __init__(self, forks: Forks, study: Path, draw: random.Random) -> None:
-        self._forks, self._study, self._draw = forks, study, draw
-        status, said = self._start("undisturbed").end()
-        assert status == 0, said
-        self._whole = read.load("undisturbed")
-        self._parts: dict[str, bytes] = {}
-        self._patience_s = 0.2
-        self.kills = self.runs = self.samples = 0
-
-    def once(self) -> None:
-        """Continue the run or begin the next one, kill it, and check what it left."""
-        fork = self._start(self._name)
-        time.sleep(self._draw.uniform(0, 2 * self._patience_s))
-        fork.kill()
+    path, draw, patience_s = study(shapes), random.Random(kills), 0.2  # about as long as recording a block takes
+    status, said = forks.run(measuring("undisturbed", path))
+    assert status == 0, said
+    whole, parts = read.load("undisturbed"), {}
+    killed = runs = written = 0
+    while killed < kills or parts:
+        name = f"killed-{runs}"
+        fork = forks.start(measuring(name, path))
+        if killed < kills:
+            time.sleep(draw.uniform(0, 2 * patience_s))
+            fork.kill()
         status, said = fork.end()
         assert status in (0, -signal.SIGKILL), said
         assert fork.gone()  # those that it forked hold the run's lock too, until they have died as well
-        self.kills += status != 0
-        if status == 0:
-            self._complete()
+        killed += status != 0
+        if name not in read.names():
+            assert not parts
+        elif not read.load(name).complete:  # every block is whole, or this refuses it
+            there = {path.name: path.read_bytes() for path in (schema.folder(name) / "parts").glob("*.parquet")}
+            assert parts.items() <= there.items()
+            patience_s *= 0.9 if len(there) > len(parts) else 1.1
+            parts = there
         else:
-            self._look()
+            if status:  # killed as it was closed: the next takes away what is left
+                status, said = forks.run(measuring(name, path))
+                assert (status, len(said)) == (1, 1)
+            written += require_whole(name, whole, parts)
+            parts, runs = {}, runs + 1
+    if kills > 100:
+        with capsys.disabled():
+            print(
+                f"\n{killed} kills, {runs} runs completed; {written} samples written, each there once as it was written"
+            )
 
-    def completed(self) -> None:
-        """Continue the run until it is complete."""
-        if self._parts or self._name in read.names():
-            status, said = self._start(self._name).end()
-            assert status == 0, said
-            self._complete()
 
-    def __str__(self) -> str:
-        return (
-            f"{self.kills} kills, {self.runs} runs completed; {self.samples} samples written, each there once and as "
-            "it was written, none half, none lost"
-        )
+def require_whole(name: str, whole: schema.Run, parts: dict[str, bytes]) -> int:
+    """Require a complete run to hold all that one undisturbed holds, and of the parts before all samples as they were.
 
-    @property
-    def _name(self) -> str:
-        return f"killed-{self.runs}"
-
-    def _start(self, name: str) -> Fork:
-        return self._forks.start(("command", "measure", "--run", name, "--study", str(self._study)))
-
-    def _look(self) -> None:
-        if self._name not in read.names():
-            assert not self._parts
-            return
-        run = read.load(self._name)  # every block is whole, or this refuses it
-        if run.complete:
-            status, said = self._start(self._name).end()  # takes away what the kill left
-            assert (status, len(said)) == (1, 1)
-            self._complete()
-            return
-        there = {path.name: path.read_bytes() for path in (schema.folder(self._name) / "parts").glob("*.parquet")}
-        assert self._parts.items() <= there.items()
-        self._patience_s *= 0.9 if len(there) > len(self._parts) else 1.1
-        self._parts = there
-
-    def _complete(self) -> None:
-        run = read.load(self._name)
-        assert run.complete
-        assert files_of(self._name) == {"manifest.json", *run.manifest["files"]}
-        for columns, table in ((SAMPLE, "samples"), (CASE, "cases")):
-            assert not getattr(run, table).duplicated(columns).any()
-            pd.testing.assert_frame_equal(getattr(run, table)[columns], getattr(self._whole, table)[columns])
-        blocks = [io.BytesIO(self._parts[name]) for name in sorted(self._parts) if name.startswith("samples.")]
-        if blocks:
-            written = pd.concat(map(pd.read_parquet, blocks), ignore_index=True)
-            kept = run.samples.merge(written[SAMPLE], on=SAMPLE, how="inner")
-            pd.testing.assert_frame_equal(kept, written)
-            self.samples += len(written)
-        self._parts = {}
-        self.runs += 1
+    Returns how many these are.
+    """
+    run = read.load(name)
+    assert files_of(name) == {"manifest.json", *run.manifest["files"]}
+    for columns, table in ((SAMPLE, "samples"), (CASE, "cases")):
+        assert not getattr(run, table).duplicated(columns).any()
+        pd.testing.assert_frame_equal(getattr(run, table)[columns], getattr(whole, table)[columns])
+    blocks = [io.BytesIO(parts[name]) for name in sorted(parts) if name.startswith("samples.")]
+    if not blocks:
+        return 0
+    written = pd.concat(map(pd.read_parquet, blocks), ignore_index=True)
+    kept = run.samples.merge(written[SAMPLE], on=SAMPLE, how="inner")
+    pd.testing.assert_frame_equal(kept, written)
+    return len(written)
 
 
 WRITING = ("write", "fsync", "replace", "mkdir")
 """The operations on the disk that a full one refuses."""
-SHARE = pytest.mark.parametrize("share", [0.06, pytest.param(1, marks=pytest.mark.faults)])
+SHARE = pytest.mark.parametrize("share", [0.02, pytest.param(1, marks=pytest.mark.faults)])
 """The share of the steps on the disk that is drawn: every one in `make faults`."""
 
 
@@ -208,19 +176,22 @@ def test_killed_at_a_step_on_the_disk_a_run_goes_on(forks, data, share):
 
 
 def test_killed_before_it_has_a_manifest_a_run_begins_again_with_the_same_study_alone(forks, study, data):
-    measure = ("command", "measure", "--run", "killed")
-    status, said = forks.run(("kill_at_survey",), (*measure, "--study", str(study(2))))
+    status, said = forks.run(("kill_at_survey",), measuring("killed", study(2)))
     assert status == -signal.SIGKILL, said
     assert not (data / "killed" / "manifest.json").exists()
-    assert forks.run((*measure, "--study", str(study(3)))) == (
-        1,
-        [
-            "attnlab: the run 'killed' was killed before anything was recorded, and is of another study: state the "
-            "same, or choose another name"
-        ],
-    )
-    assert len(studies.parse(write.begun("killed")["study"], "killed").shapes) == 2
-    status, said = forks.run(measure)
+    status, said = forks.run(measuring("killed", study(3)))
+    assert said == [
+        "attnlab: the run 'killed' was killed before anything was recorded, and is of another study: state the "
+        "same, or choose another name"
+    ]
+    begun = data / "killed" / write.BEGUN
+    work = begun.read_text()
+    begun.write_text("{")
+    said = f"attnlab: {begun} was changed: delete {data}/killed/, which holds no sample"
+    for step in (measuring("killed"), measuring("killed", study(2))):
+        assert forks.run(step) == (1, [said])
+    begun.write_text(work)
+    status, said = forks.run(measuring("killed"))
     assert status == 0, said
     run = read.load("killed")
     assert run.complete
@@ -228,17 +199,8 @@ def test_killed_before_it_has_a_manifest_a_run_begins_again_with_the_same_study_
     assert files_of("killed") == {"manifest.json", *run.manifest["files"]}
 
 
-def test_the_work_of_a_run_without_a_manifest_that_was_changed_is_refused_in_a_line(forks, study, data):
-    measure = ("command", "measure", "--run", "killed")
-    forks.run(("kill_at_survey",), (*measure, "--study", str(study(2))))
-    (data / "killed" / write.BEGUN).write_text("{")
-    said = f"attnlab: {data}/killed/{write.BEGUN} was changed: delete {data}/killed/, which holds no sample"
-    for words in (measure, (*measure, "--study", str(study(2)))):
-        assert forks.run(words) == (1, [said])
-
-
 def test_a_process_that_dies_among_its_blocks_is_told_in_a_line_and_gone_on_with(forks, study, data):
-    command = ("command", "measure", "--run", "dying", "--study", str(study(2)))
+    command = measuring("dying", study(2))
     status, said = forks.run(("die_at_block", 6), command)
     assert status == 1
     assert said[-1] == (
@@ -264,7 +226,7 @@ def test_two_processes_that_write_one_block_leave_one(data):
 def test_a_measuring_process_does_not_outlive_the_one_that_started_it(held_up, begin):
     # It would measure on beside the process that resumes the run: the lock went with the parent.
     name = begin(tiny_study(timings=BOTH_CACHES))
-    with held_up(name, ("command", "measure", "--run", name)) as fork:
+    with held_up(name, measuring(name)) as fork:
         os.kill(fork.pid, signal.SIGKILL)
         assert fork.end()[0] == -signal.SIGKILL
         assert fork.gone()
@@ -280,7 +242,7 @@ def test_a_measuring_process_does_not_outlive_the_one_that_started_it(held_up, b
 )
 def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(held_up, begin, send, how):
     name = begin(tiny_study(timings=BOTH_CACHES))
-    with held_up(name, ("command", "measure", "--run", name)) as fork:
+    with held_up(name, measuring(name)) as fork:
         send(fork.pid, how)
         status, lines = fork.end()
         assert fork.gone()
@@ -294,7 +256,7 @@ def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(held_up, beg
 
 
 def test_where_interrupts_are_ignored_they_are_ignored_by_all(held_up, study, data):
-    command = ("command", "measure", "--run", "on", "--study", str(study(4)))
+    command = measuring("on", study(4))
     with held_up("on", ("ignore_interrupts",), command) as fork:
         fork.kill(signal.SIGINT)
     status, said = fork.end()
@@ -324,7 +286,7 @@ def test_a_disk_that_fills_at_a_step_loses_nothing_and_leaves_nothing_half(data,
 
 @pytest.mark.parametrize("begun", [0, 1, 3])
 def test_a_file_that_may_not_grow_is_told_in_a_line_and_gone_on_with(forks, study, data, begun):
-    command = ("command", "measure", "--run", "full", "--study", str(study(2)))
+    command = measuring("full", study(2))
     if begun:
         forks.run(("die_at_block", begun), command)
     before = held(data)
@@ -338,40 +300,38 @@ def test_a_file_that_may_not_grow_is_told_in_a_line_and_gone_on_with(forks, stud
     assert read.load("full").complete
 
 
+KEPT = "what was recorded of 'begun' is kept: "
+
+
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("at", "error", "expected"),
     [
-        (torch.AcceleratorError("CUDA error: an illegal memory access\nmore"), "the device failed (CUDA error: an ill"),
-        (MemoryError(), "host memory ran out; what was recorded of 'begun' is kept: `make measure RUN=begun` goes on"),
-        (OSError("pyarrow's"), "writing failed (pyarrow's); what was recorded of 'begun' is kept: make room"),
-        (OSError(errno.ENOSPC, "No space left"), "the disk is full; what was recorded of 'begun' is kept: make room"),
+        (
+            "measure",
+            torch.AcceleratorError("CUDA error: an illegal access\nmore"),
+            "the device failed (CUDA error: an ill",
+        ),
+        ("measure", MemoryError(), f"host memory ran out; {KEPT}`make measure RUN=begun` goes on"),
+        ("measure", OSError("pyarrow's"), f"writing failed (pyarrow's); {KEPT}make room, then `make measure"),
+        ("measure", OSError(errno.ENOSPC, "No space left"), f"the disk is full; {KEPT}make room, then `make measure"),
+        ("survey", OSError(errno.ENOSPC, "No space left"), "the disk is full; nothing was recorded yet: make room"),
     ],
 )
-def test_what_ends_a_process_is_told_in_a_line(begin, monkeypatch, unlocked, one_thread, error, expected):
-    name = begin(tiny_study())
-
+def test_what_ends_a_process_is_told_in_a_line(begin, monkeypatch, unlocked, one_thread, at, error, expected, data):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(worker, "measure", failing)
+    monkeypatch.setattr(worker, at, failing)
+    name = begin(tiny_study()) if at == "measure" else "new"
     assert told(lambda: record.record(name, tiny_study(), "cpu", one_thread)).startswith(expected)
-
-
-def test_a_run_that_fails_before_it_begins_leaves_no_folder(data, one_thread, monkeypatch):
-    def failing(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(worker, "survey", failing)
-    with pytest.raises(UserError, match=r"^the disk is full; nothing was recorded yet: make room$"):
-        record.record("new", tiny_study(), "cpu", one_thread)
-    assert os.listdir(data) == []
+    assert os.listdir(data) == (["begun"] if at == "measure" else [])
 
 
 # More than one at once
 
 
 def test_of_two_that_measure_into_one_run_one_is_refused(forks, held_up, study, data):
-    command = ("command", "measure", "--run", "shared", "--study", str(study(6)))
+    command = measuring("shared", study(6))
     with held_up("shared", command) as first:
         status, said = forks.run(command)
     assert status == 1
@@ -535,14 +495,6 @@ def test_a_card_that_falls_silent_costs_its_readings_and_nothing_else(begin, mon
     heard = run.samples["sm_clock_mhz"].notna()
     assert heard.tolist() == [True] * 14 + [False] * 16
     assert run.samples["throttled"].notna().tolist() == heard.tolist()
-    assert {field.name: str(run.samples[field.name].dtype) for field in TABLES["samples"] if field.nullable} == {
-        "strain": "Float64",
-        "sm_clock_mhz": "Int32",
-        "power_w": "Float64",
-        "temperature_c": "Int32",
-        "throttle_reasons": "Int64",
-        "throttled": "boolean",
-    }
 
 
 @pytest.mark.parametrize("answers", range(4))
@@ -556,19 +508,17 @@ def test_nvml_may_fail_at_any_question(monkeypatch, answers):
     assert all(value is None for key, value in card.limits().items() if key != "unavailable")
 
 
-def test_what_changed_of_the_environment_is_named(begin, machine, unlocked, one_thread):
-    before = machine["environment"] | {"driver": "580.1", "hash": 64 * "0"}
-    name = begin(tiny_study(), environment=before)
-    with pytest.raises(UserError, match=r"^the environment changed .* 'begun' began \(driver\): start a new run$"):
-        record.record(name, tiny_study(), "cpu", Quickly(one_thread))
-
-
-def test_a_package_that_changed_is_named_with_what_brings_it_back(begin, machine, unlocked, one_thread):
+def test_what_changed_of_the_environment_is_named_with_what_brings_it_back(begin, machine, unlocked):
     now = machine["environment"]["packages"]
     assert set(now) == {"torch", "numpy"}  # what else is installed, a CPU doesn't use
-    before = machine["environment"] | {"packages": now | {"numpy": "1.0", "pytest": "n/a"}, "hash": 64 * "0"}
-    name = begin(tiny_study(), "other", environment=before)
-    said = told(lambda: record.record(name, tiny_study(), "cpu", Quickly(one_thread)))
-    assert f"(numpy is {now['numpy']}, was 1.0; pytest is {pytest.__version__}, was n/a): `" in said
+    packages = {"packages": now | {"numpy": "1.0", "pytest": "n/a"}}
     pip = f"{sys.executable} -m pip"
-    assert f"`{pip} install numpy==1.0 && {pip} uninstall --yes pytest` undoes that, or start a new run" in said
+    undoes = f"`{pip} install numpy==1.0 && {pip} uninstall --yes pytest` undoes that, or start a new run"
+    versions = f"numpy is {now['numpy']}, was 1.0; pytest is {pytest.__version__}, was n/a"
+    for name, changed, said in (
+        ("begun", {"driver": "580.1"}, "(driver): start a new run"),
+        ("other", packages, f"({versions}): {undoes}"),
+    ):
+        begin(tiny_study(), name, environment=machine["environment"] | changed | {"hash": 64 * "0"})
+        found = told(lambda name=name: record.record(name, tiny_study(), "cpu", Quickly(ThreadPoolExecutor(1))))
+        assert found == f"the environment changed since the run {name!r} began {said}"

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnlab.measuring.gate.check import OUTPUTS, Check, Error
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.session import checks as checking
-from attnlab.measuring.session import rows
+from attnlab.measuring.session import rounds
 from attnlab.measuring.subjects import inputs, outputs, registry, sdpa
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
 from attnlab.measuring.subjects.oracle import of_each_head
@@ -392,7 +392,7 @@ def test_the_check_speaks_of_the_output_that_strays_farthest():
     ("strain", "kept"), [(0.0, 0.0), (0.16666, 0.167), (0.5, 0.5), (1.0001, 1.01), (123.4, 124.0), (math.inf, math.inf)]
 )
 def test_a_strain_is_kept_in_three_digits_and_above_one_stays_above(strain, kept):
-    assert rows.in_three_digits(strain) == pytest.approx(kept)
+    assert rounds.in_three_digits(strain) == pytest.approx(kept)
 
 
 def test_strain_is_in_units_of_what_is_allowed():

@@ -1,11 +1,13 @@
-"""Processes that measure: a fresh one for each job, how they end, and implementations that end them."""
+"""Processes that measure: a fresh one for each job, how they end, and implementations that end them.
+
+They are forks here, which start at once, but for one test.
+"""
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +19,13 @@ import pytest
 import torch
 
 from attnlab.measuring import processes, watch
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    monkeypatch.setattr(processes, "CONTEXT", multiprocessing.get_context("fork"))
+    with processes.fresh_processes() as pool:
+        yield pool
 
 
 def raising(error: Exception) -> None:
@@ -37,6 +46,7 @@ WAYS = {
 
 def call_three(way: str) -> list[str]:
     """Call three implementations, of which the second misbehaves; returns how that went."""
+    faulthandler.disable()  # pytest's, which a fork has too
     went = []
     for name in ("first", "second", "third"):
         if why := watch.failure(name, "here"):
@@ -50,9 +60,8 @@ def call_three(way: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_implementation_that_ends_its_process_is_named_and_the_others_go_on(way, capsys):
-    with processes.fresh_processes() as pool:
-        assert pool.submit(call_three, way).result() == ["first", f"second {WAYS[way][1]}", "third"]
+def test_an_implementation_that_ends_its_process_is_named_and_the_others_go_on(pool, way, capsys):
+    assert pool.submit(call_three, way).result() == ["first", f"second {WAYS[way][1]}", "third"]
     assert capsys.readouterr().err == f"second {WAYS[way][1]}; the other implementations go on\n"
 
 
@@ -64,53 +73,53 @@ def killed_once(marker: str) -> list[str]:
     return [watch.failure("victim", "here")]
 
 
-def test_an_implementation_is_not_blamed_for_one_kill_from_outside(tmp_path):
+def test_an_implementation_is_not_blamed_for_one_kill_from_outside(pool, tmp_path):
+    assert pool.submit(killed_once, os.fspath(tmp_path / "killed")).result() == [""]
+
+
+def test_a_process_that_ends_between_steps_is_nobodys_fault_and_an_error_reaches_the_one_who_waits(pool):
+    for work, error in (((os._exit, 1), BrokenProcessPool), ((divmod, 1, 0), ZeroDivisionError)):
+        with pytest.raises(error):
+            pool.submit(*work).result()
+
+
+def test_each_job_gets_a_fresh_process_of_its_own():
+    with processes.fresh_processes({"OMP_NUM_THREADS": "3"}) as pool:
+        ids = [pool.submit(os.getpid).result() for _ in range(2)]
+        assert pool.submit(os.getenv, "OMP_NUM_THREADS").result() == "3"
+    assert len({os.getpid(), *ids}) == 3
+
+
+def start_another(sending) -> None:
+    """Start a process that measures, and be killed."""
+    processes.CONTEXT = multiprocessing.get_context("fork")
     with processes.fresh_processes() as pool:
-        assert pool.submit(killed_once, os.fspath(tmp_path / "killed")).result() == [""]
-
-
-def test_a_process_that_ends_between_steps_is_nobodys_fault():
-    with processes.fresh_processes() as pool, pytest.raises(BrokenProcessPool):
-        pool.submit(os._exit, 1).result()
-
-
-def test_an_error_of_a_job_reaches_the_one_who_waits():
-    with processes.fresh_processes() as pool, pytest.raises(ZeroDivisionError):
-        pool.submit(divmod, 1, 0).result()
-
-
-def test_each_job_gets_a_process_of_its_own():
-    with processes.fresh_processes() as pool:
-        ids = [pool.submit(os.getpid).result() for _ in range(3)]
-    assert len({os.getpid(), *ids}) == 4
+        pool.submit(time.sleep, 3600)
+        while not multiprocessing.active_children():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_process_ends_with_the_one_that_started_it():
-    program = """
-import multiprocessing, os, signal, time
-from attnlab.measuring import processes
-with processes.fresh_processes() as pool:
-    pool.submit(time.sleep, 3600)
-    while not multiprocessing.active_children():
-        pass
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    # It inherits the pipe, which ends with the last of them.
-    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
-    assert ended.returncode == -signal.SIGKILL
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    parent = multiprocessing.get_context("fork").Process(target=start_another, args=(sending,))
+    parent.start()
+    sending.close()
+    parent.join()
+    assert parent.exitcode == -signal.SIGKILL
+    with pytest.raises(EOFError):  # both inherit the pipe, which ends with the last of them
+        receiving.recv()
 
 
-def test_a_process_that_does_not_exit_is_ended(monkeypatch):
+def test_a_process_that_does_not_exit_is_ended(pool, monkeypatch):
     monkeypatch.setattr(processes, "EXIT_S", 0.1)
-    with processes.fresh_processes() as pool:
-        # What a job adds to the end of its process takes longer than anyone would wait.
-        pool.submit(Finalize, None, time.sleep, (3600,), exitpriority=0).exception()
-        assert not multiprocessing.active_children()
+    # What a job adds to the end of its process takes longer than anyone would wait.
+    pool.submit(Finalize, None, time.sleep, (3600,), exitpriority=0).exception()
+    assert not multiprocessing.active_children()
 
 
-def test_what_is_stopped_leaves_no_job_to_wait_for():
+def test_what_is_stopped_leaves_no_job_to_wait_for(pool):
     before = set(threading.enumerate())
-    pool = processes.fresh_processes()
     jobs = [pool.submit(time.sleep, 3600) for _ in range(3)]
     processes.stop(pool)
     assert set(threading.enumerate()) <= before

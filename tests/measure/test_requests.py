@@ -51,7 +51,9 @@ def test_a_stream_is_recorded_and_read_back(run):
     assert len(run.stream) == 2 * REQUESTS * len(NAMES)
     for replicate, rows in run.stream.groupby("replicate"):
         assert sorted(set(rows["position"])) == list(range(REQUESTS))
-        assert set(rows["process"]) == set(run.processes.loc[run.processes["replicate"] == replicate, "process"])
+        (process,) = set(rows["process"])  # of its own
+        assert process in set(run.processes.loc[run.processes["replicate"] == replicate, "process"])
+        assert process not in set(run.samples["process"])
     assert (run.stream["host_us"] > 0).all()
     assert (run.stream["latency_us"] >= run.stream["host_us"]).all()
 
@@ -77,7 +79,8 @@ def test_a_run_killed_in_its_stream_takes_that_up_again_and_nothing_else(begin, 
     assert not cut.complete
     assert len(cut.cases) == 2 * 2 * 3
     assert set(cut.stream["replicate"]) == {0}
-    (job,) = record._jobs("begun", study, "cpu", "e")
+    assert record._jobs("begun", study, "cpu", "e") == []
+    (job,) = record._jobs("begun", study, "cpu", "e", "stream")
     assert (job.replicate, job.shapes) == (1, ())
 
     run = read.load(record.record("begun", study, "cpu", ThreadPoolExecutor(1)))
@@ -94,17 +97,16 @@ def test_jobs_are_those_that_lack_shapes_or_their_stream(begin, machine):
     first, second = study.shapes
     row = pd.DataFrame([{"implementation": "sdpa.auto"}])
 
-    def jobs(study):
-        return [(job.replicate, job.shapes) for job in record._jobs("begun", study, "cpu", "e")]
+    def jobs(part=""):
+        return [(job.replicate, job.shapes) for job in record._jobs("begun", study, "cpu", "e", part)]
 
-    assert jobs(study) == [(replicate, (first, second)) for replicate in range(3)]
+    assert jobs() == [(replicate, (first, second)) for replicate in range(3)]
+    assert jobs("stream") == [(replicate, ()) for replicate in range(3)]
     for replicate, shape in ((0, first), (0, second), (1, second)):
         write.add_part("begun", "cases", schema.shape_key(study, shape, replicate), row)
-    assert jobs(study) == [(0, ()), (1, (first,)), (2, (first, second))]
     write.add_part("begun", "stream", schema.replicate_key(0), row)
-    assert jobs(study) == [(1, (first,)), (2, (first, second))]
-    without = streaming(replicates=3, sweeps={"seq_len": SWEEPS["seq_len"]}, stream=0)
-    assert jobs(without) == [(1, (first,)), (2, (first, second))]
+    assert jobs() == [(1, (first,)), (2, (first, second))]
+    assert jobs("stream") == [(1, ()), (2, ())]
 
 
 # What is not asked for

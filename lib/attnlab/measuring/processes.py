@@ -26,6 +26,10 @@ EXIT_S = 10.0
 """How long a process may take to exit when its job is done: threads of an implementation may never end."""
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes of processes that others may have ended: a person, a scheduler, the system where memory runs out."""
+CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("spawn")
+"""How processes are started: afresh, as a fork of one that has used CUDA can't use it."""
+Answer = tuple[Any, BaseException | None] | None
+"""The value of a call or its error; None if the process gave neither."""
 
 
 class _Processes(ThreadPoolExecutor):
@@ -43,7 +47,7 @@ class _Processes(ThreadPoolExecutor):
 
     def _result(self, packed: bytes) -> Any:
         failures: watch.Failures = {}
-        victim: watch.WatchedStep | None = None
+        victim = None
         while not self.stopped:
             answer, step, code = _process(packed, self._environment, failures)
             value, error = answer or (None, BrokenProcessPool("the measuring process died"))
@@ -72,11 +76,7 @@ def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
 
 
 def begin(variables: Mapping[str, str]) -> None:
-    """Prepare this process for its job: it ends with the one that started it, and on Ctrl-C without a word.
-
-    Args:
-        variables: what its environment has besides that of the one that started it.
-    """
+    """Prepare this process for its job, with these variables: it ends with its parent, on Ctrl-C without a word."""
     # The lock on a run ends with the process that holds it: one that resumes the run must not find this one measuring.
     end_with_parent()
     os.environ.update(variables)
@@ -104,16 +104,14 @@ def stop(pool: Executor) -> None:
 
 def _process(
     packed: bytes, environment: Mapping[str, str], failures: watch.Failures
-) -> tuple[tuple[Any, BaseException | None] | None, watch.WatchedStep | None, int]:
+) -> tuple[Answer, watch.WatchedStep | None, int]:
     """Do a pickled call in a fresh process.
 
-    Returns its value and its error, or None if it gave neither; the last step of its board; and its exit code, 0 if it
-    was ended since a step took too long.
+    Returns its answer; the last step of its board; and its exit code, 0 if it was ended since a step took too long.
     """
-    context = multiprocessing.get_context("spawn")
-    board = watch.board(context)
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sending, packed, environment, board, failures))
+    board = watch.board(CONTEXT)
+    receiving, sending = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_answer, args=(sending, packed, environment, board, failures))  # type: ignore[attr-defined]
     process.start()
     sending.close()
     answer, step, ends = None, None, False

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_char
 from dataclasses import dataclass
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import BaseContext
 from typing import Any
 
 
@@ -57,7 +57,7 @@ _board: Any = None
 _failures: Failures = {}
 
 
-def board(context: SpawnContext) -> Any:
+def board(context: BaseContext) -> Any:
     """Memory that a process shares with those that it starts with this context."""
     return context.RawArray(c_char, SIZE)
 

@@ -1,5 +1,6 @@
 """The cases of one shape: through the gate, their preparation, their samples, and the gate again."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,6 @@ from attnlab.base import rules
 from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.gate.reference_check import ReferenceCheck, References
 from attnlab.measuring.instruments import devices, environment, inspection
-from attnlab.measuring.session import rows
 from attnlab.measuring.session.checks import check_all
 from attnlab.measuring.session.rounds import Rounds
 from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
@@ -39,11 +39,26 @@ def measure_shape(session: Session, shape: Shape) -> None:
     windows = first_windows(session, shape, subjects, calls)
     checks = _measure_subjects(session, shape, subjects, windows) if windows is not None else []
     write.add_part(session.job.run, "checks", key, frame_of(CHECKS, checks))
-    if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
+    needs = [(s, s.details["resources"]) for s in alive(subjects) if "resources" in s.details]
+    if resources := [session.row(shape, subject) | row for subject, row in needs]:
         write.add_part(session.job.run, "resources", key, frame_of(RESOURCES, resources))
-    write.add_part(session.job.run, "cases", key, frame_of(CASES, [rows.case(session, shape, s) for s in subjects]))
+    cases = [session.row(shape, subject) | _fate(subject) for subject in subjects]
+    write.add_part(session.job.run, "cases", key, frame_of(CASES, cases))
     subjects.clear()
     devices.release(session.device)
+
+
+def _fate(subject: Subject) -> Row:
+    details = subject.details
+    return {
+        "status": subject.status,
+        "reason": subject.reason,
+        "kernels": "\n".join(details.get("kernels", [])),
+        "peak_memory_bytes": details.get("peak_memory_bytes", 0),
+        "warmup_calls": details.get("warmup_calls", 0),
+        "steady": details.get("steady", False),
+        "alone_differing": details.get("alone_differing"),
+    }
 
 
 def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls: int) -> Windows | None:
@@ -63,43 +78,40 @@ def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls
     return windows
 
 
-def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
-    for subject in alive(subjects):  # before the gate, which calls each a dozen times
-        subject.attempt(partial(_require_short, session, subject))
+def _each(session: Session, subjects: list[Subject], work: Callable[[Subject], object]) -> None:
+    for subject in alive(subjects):
+        subject.attempt(partial(work, subject))
         devices.release(session.device)
+
+
+def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
+    _each(session, subjects, partial(_require_short, session))  # before the gate, which calls each a dozen times
     references = {
         operands: ReferenceCheck(windows, shape, operands)
         for operands in dict.fromkeys(subject.implementation.operands for subject in subjects)
     }
     checks = check_all(session, shape, subjects, windows, "before", references)
     windows.draw(session.seed(shape, "timed"))
-    _prepare(session, shape, subjects, sum(tensor.nbytes for tensor in windows[0]))
+    _each(session, subjects, partial(_prepare, session, shape))
+    if any(timing.clock != "eager" for timing in session.timings):
+        pool = torch.cuda.graph_pool_handle()
+        _each(session, subjects, lambda subject: cuda_events.capture(subject.case, pool))
     for timing in session.timings:
         _record_block(session, shape, subjects, timing, windows, references)
     return checks + check_all(session, shape, subjects, windows, "after")
 
 
-def _prepare(session: Session, shape: Shape, subjects: list[Subject], inputs_bytes: int) -> None:
-    for subject in alive(subjects):
-        subject.attempt(partial(_prepare_case, session, shape, subject, inputs_bytes))
-        devices.release(session.device)
-    if any(timing.clock != "eager" for timing in session.timings):
-        pool = torch.cuda.graph_pool_handle()
-        for subject in alive(subjects):
-            subject.attempt(partial(cuda_events.capture, subject.case, pool))
-            devices.release(session.device)
-
-
-def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes: int) -> None:
-    case = subject.case
+def _prepare(session: Session, shape: Shape, subject: Subject) -> None:
+    case, details = subject.case, subject.details
+    assert case.windows is not None
     case.refresh()
-    if subject.implementation.resources and case.windows is not None:
-        q, k, v, *_ = case.windows[0]
-        needs = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
-        subject.details["resources"] = needs
-    subject.details["kernels"] = inspection.kernels(case.call, session.device)
-    subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
-    subject.details |= _warm_up(session, case)
+    q, k, v, *_ = inputs = case.windows[0]
+    if subject.implementation.resources:
+        details["resources"] = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
+    inputs_bytes = sum(tensor.nbytes for tensor in inputs)
+    details["kernels"] = inspection.kernels(case.call, session.device)
+    details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
+    details |= _warm_up(session, case)
 
 
 def _require_short(session: Session, subject: Subject) -> None:

@@ -1,11 +1,12 @@
 """The machine's own ceilings, measured on the device that the run measures on."""
 
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from attnlab.measuring.clocks import cuda_events
@@ -23,6 +24,7 @@ LONGEST_US = 5e5
 """A product that would take longer, by the one of half its size, is not made."""
 WGMMA_ROUNDS = 512
 """About as many FLOPs on an H200 as the library's product, so that the power of both is averaged alike."""
+NO_GPU, NO_CUPY = "not measured: the device is no NVIDIA GPU", "not measured: CuPy is not installed"
 Ceiling = dict[str, Any]
 
 
@@ -34,7 +36,11 @@ def measure(device: torch.device, dtypes: list[str]) -> dict[str, Ceiling]:
     found = {f"matmul.{dtype}": _matrix_product(device, dtype) for dtype in dtypes}
     found |= {f"wgmma.{dtype}": _wgmma(device, dtype) for dtype in dtypes if dtype in wgmma.DTYPES}
     found["copy"] = _copy(device)
-    found |= _from_kernels(device)
+    if why := _no_kernels(device):
+        found |= {"l2": _missing("GB/s", why), "exponentials": _missing("Gexp/s", why)}
+    else:
+        module = wgmma.compiled(Path(__file__).with_suffix(".cu"))
+        found |= {"l2": _l2(device, module), "exponentials": _exponentials(device, module)}
     devices.release(device)
     return found
 
@@ -79,10 +85,8 @@ def _wgmma(device: torch.device, dtype: str) -> Ceiling:
     if why := _no_kernels(device):
         return _missing("TFLOP/s", why)
     product = wgmma.Wgmma(device, dtype)
-    how = (
-        f"wgmma.m64n256k{product.step} in {dtype} on standard normal data in shared memory, two warpgroups on each of "
-        f"{product.blocks} multiprocessors"
-    )
+    where = f"two warpgroups on each of {product.blocks} multiprocessors"
+    how = f"wgmma.m64n256k{product.step} in {dtype} on standard normal data in shared memory, {where}"
     amount = product.flops(WGMMA_ROUNDS) / 1e12
     return _ceiling(device, lambda: product(WGMMA_ROUNDS), amount, "TFLOP/s", how)
 
@@ -95,24 +99,9 @@ def _copy(device: torch.device) -> Ceiling:
     return _ceiling(device, lambda: target.copy_(source), 2 * size / 1e9, "GB/s", how)
 
 
-def _from_kernels(device: torch.device) -> dict[str, Ceiling]:
-    if why := _no_kernels(device):
-        return {"l2": _missing("GB/s", why), "exponentials": _missing("Gexp/s", why)}
-    import cupy
-
-    module = cupy.RawModule(code=Path(__file__).with_suffix(".cu").read_text(), options=("-std=c++17",))
-    return {"l2": _l2(device, module), "exponentials": _exponentials(device, module)}
-
-
 def _no_kernels(device: torch.device) -> str:
     """Why a ceiling that takes a kernel of our own is not measured here, or ""."""
-    if device.type != "cuda":
-        return "not measured: the device is no NVIDIA GPU"
-    try:
-        import cupy  # noqa: F401
-    except ImportError:
-        return "not measured: CuPy is not installed"
-    return ""
+    return NO_GPU if device.type != "cuda" else "" if find_spec("cupy") else NO_CUPY
 
 
 def _missing(unit: str, why: str) -> Ceiling:
@@ -121,37 +110,19 @@ def _missing(unit: str, why: str) -> Ceiling:
 
 def _l2(device: torch.device, module: Any) -> Ceiling:
     # A third of the L2 stays there under any replacement policy, also if each half of a split L2 keeps a copy.
-    elements = devices.last_level_cache_bytes(device) // 3 // 16
-    held = torch.ones(elements * 4, dtype=torch.float32, device=device)
-    passes, read = 40, module.get_function("read_l2")
-    arguments = (np.uint64(held.data_ptr()), np.int32(elements), np.int32(passes), np.uint64(held.data_ptr()))
+    elements, passes = devices.last_level_cache_bytes(device) // 3 // 16, 40
+    held, blocks = torch.ones(elements * 4, dtype=torch.float32, device=device), 4 * wgmma.multiprocessors(device)
+    launch = partial(wgmma.launch, module.get_function("read_l2"), blocks, 512, held, elements, passes, held)
     how = f"{passes} reads of a set of {elements * 16 / 2**20:.0f} MiB, past the L1"
-    launch = _launcher(read, (_blocks(device),), (512,), arguments)
     return _ceiling(device, launch, passes * elements * 16 / 1e9, "GB/s", how)
 
 
 def _exponentials(device: torch.device, module: Any) -> Ceiling:
-    rounds, threads, blocks = 4096, 256, 2 * _blocks(device)
+    rounds, threads, blocks = 4096, 256, 8 * wgmma.multiprocessors(device)
     sink = torch.zeros(1, device=device)
-    launch = _launcher(
-        module.get_function("exponentials"), (blocks,), (threads,), (np.int32(rounds), np.uint64(sink.data_ptr()))
-    )
+    launch = partial(wgmma.launch, module.get_function("exponentials"), blocks, threads, rounds, sink)
     how = f"ex2.approx, eight independent chains in each of {blocks * threads} threads"
     return _ceiling(device, launch, 8 * rounds * threads * blocks / 1e9, "Gexp/s", how)
-
-
-def _blocks(device: torch.device) -> int:
-    return 4 * int(devices.describe(device)["multiprocessors"])
-
-
-def _launcher(kernel: Any, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> Callable[[], object]:
-    import cupy
-
-    def launch() -> None:
-        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
-            kernel(grid, block, arguments)
-
-    return launch
 
 
 def _ceiling(device: torch.device, work: Callable[[], object], amount: float, unit: str, how: str) -> Ceiling:

@@ -10,7 +10,6 @@ from attnlab.measuring.gate.check import Check
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.gate.reference_check import INPUTS, References
 from attnlab.measuring.instruments import devices
-from attnlab.measuring.session import rows
 from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
 from attnlab.measuring.subjects.implementation import Operands, OutOfMemory, Unsupported, attempt
 from attnlab.measuring.subjects.inputs import Windows
@@ -57,7 +56,8 @@ def check_all(
             continue
         for subject in alive(held):
             for route, check in _by_route(session, subject, gate, kind):
-                checked.append(rows.check(session, shape, subject, check, moment, kind, route))
+                where = {"moment": moment, "inputs": kind, "route": route}
+                checked.append(session.row(shape, subject) | where | _row(check))
                 if not check.passed:
                     at = f"{route}, {kind}" if kind in EXTREMES else route
                     subject.drop(FAILED, f"{moment} timing, {at}: {check.reason}")
@@ -71,13 +71,25 @@ def check_all(
     return checked
 
 
-def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
-    """The kinds of inputs to check on: the shape's values, and before timing the extremes.
+def _row(found: Check) -> Row:
+    return {
+        "max_error": found.error.maximum,
+        "mean_error": found.error.mean,
+        "framework_max_error": found.framework_error.maximum,
+        "framework_mean_error": found.framework_error.mean,
+        "allowed_max_error": found.allowed.maximum,
+        "allowed_mean_error": found.allowed.mean,
+        "drawn_rms_error": found.drawn and found.drawn.rmse,
+        "drawn_max_error": found.drawn and found.drawn.maximum,
+        "differing": found.differing,
+        "passed": found.passed,
+    }
 
-    Of shapes that differ in their values alone, the study's first has the extremes. In training there are none, since
-    the gradients of a saturated softmax are zero.
-    """
+
+def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
+    """The shape's values; before timing also the extremes, if it is the first of shapes with other values alone."""
     first = next(other for other in study.shapes if other.plain == shape.plain)
+    # In training there are none: the gradients of a saturated softmax are zero.
     extremes = moment == "before" and shape.direction == "forward" and shape == first
     return (shape.values, *(EXTREMES if extremes else ()))
 
@@ -111,24 +123,19 @@ def few_heads(shape: Shape) -> list[int] | None:
 
 
 def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iterator[tuple[str, Check]]:
-    """Check what a subject computes from the current inputs, by each route that is timed.
-
-    On a GPU, as long as no graphs have been captured for timing, a graph of a single call is captured for the
-    shape's values and thrown away.
-    """
+    """Check what a subject computes from the current inputs, by each route that is timed."""
     call, repeats = subject.case.call, subject.implementation.repeats
     subject.case.refresh()
     called = subject.attempt(lambda: gate.examine(call, subject.earlier, repeats))
-    if called is not None:
-        yield "call", called
-    if not subject.alive:
+    if called is None:
         return
+    yield "call", called
     timed = list(filter(None, dict.fromkeys((subject.case.one, subject.case.many))))
     for replay in timed:
         with subject.running():
             replayed = gate.examine_replay(replay, repeats)
         yield f"graph of {replay.calls}", replayed
-    if not timed and session.device.type == "cuda" and kind not in EXTREMES:
+    if not timed and session.device.type == "cuda" and kind not in EXTREMES:  # before graphs are captured for timing
         captured = subject.attempt(lambda: gate.examine_captured(call, repeats))
         if captured is not None:
             yield "graph of 1", captured

@@ -25,6 +25,7 @@ each of our clocks begins. After the cases, loads without pause show how long a 
 """
 
 import random
+from itertools import product
 
 import numpy as np
 import torch
@@ -132,12 +133,9 @@ def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
 
 def reason(error: Exception) -> str:
     """Why something could not be timed, in one line."""
-    said = " ".join(str(error).split())
-    if isinstance(error, Unsupported | OutOfMemory | Broken):
-        return said
-    if isinstance(error, ImportError):
-        return f"not installed: {said}"
-    return f"{type(error).__name__}: {said}"
+    ours = isinstance(error, Unsupported | OutOfMemory | Broken)
+    kind = "" if ours else "not installed: " if isinstance(error, ImportError) else f"{type(error).__name__}: "
+    return kind + " ".join(str(error).split())
 
 
 def _canary(device: torch.device) -> Canary | str:
@@ -153,18 +151,14 @@ def _looked(case: Case, canary: Canary | str, axes: Row) -> list[Row]:
         return [absent | {"clock": timing.clock, "cache": timing.cache} for timing in TIMINGS]
     assert case.windows is not None
     rows = []
-    for number in range(LOOKS):
-        for timing in TIMINGS:
-            where = axes | {"clock": timing.clock, "cache": timing.cache, "round": number, "why": ""}
-            for name, seen in zip("qkv", canary.look(case, timing, list(case.windows[0])), strict=True):
-                found = {
-                    metrics.HITS: ("%", seen.hits_pct),
-                    metrics.LATENCY: ("cycles", float(np.median(seen.cycles))),
-                    metrics.HIT: ("cycles", seen.hit_cycles),
-                    metrics.MISS: ("cycles", seen.miss_cycles),
-                }
-                rows += [
-                    where | {"metric": metrics.of_canary(name, what), "unit": unit, "value": value}
-                    for what, (unit, value) in found.items()
-                ]
+    for number, timing in product(range(LOOKS), TIMINGS):
+        where = axes | {"clock": timing.clock, "cache": timing.cache, "round": number, "why": ""}
+        for name, seen in zip("qkv", canary.look(case, timing, list(case.windows[0])), strict=True):
+            for what, unit, value in (
+                (metrics.HITS, "%", seen.hits_pct),
+                (metrics.LATENCY, "cycles", float(np.median(seen.cycles))),
+                (metrics.HIT, "cycles", seen.hit_cycles),
+                (metrics.MISS, "cycles", seen.miss_cycles),
+            ):
+                rows.append(where | {"metric": metrics.of_canary(name, what), "unit": unit, "value": value})
     return rows

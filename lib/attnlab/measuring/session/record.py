@@ -7,15 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from itertools import chain, count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,8 @@ from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
 from attnlab.measuring import processes
 from attnlab.measuring.instruments import counters, devices
-from attnlab.measuring.session import estimate, once, worker
-from attnlab.measuring.session.subject import Job
+from attnlab.measuring.session import worker
+from attnlab.measuring.session.subject import STREAM_PART, Job
 from attnlab.measuring.values import captured
 from attnlab.runs import dispatch, read, schema, write
 from attnlab.study import callables, implementations, ladder, tuning
@@ -69,12 +66,15 @@ def record(
     held = write.lock(name, {"study": study.model_dump(mode="json")})
     with held, executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
         environment = _open(pool, name, study, device, long, command)
-        jobs = _jobs(name, study, device, environment)
-        with _progress(name, jobs):
-            _measure(pool, name, [], [job for job in jobs if not job.replicate])
+        shapes = _jobs(name, study, device, environment)
+        with _progress(name, study):
+            _take(pool, name, [job for job in shapes if not job.replicate])
             # Begun before the other replicates, so that a run that is closed early has it.
-            once_only = _lacking_once(name, study, device, environment)
-            _measure(pool, name, once_only, [job for job in jobs if job.replicate])
+            once = _once(name, study, device, environment)
+            if once:
+                tqdm.write(f"{name}: {' and '.join(map(str, once))}", file=sys.stderr)
+            _take(pool, name, [*once, *(job for job in shapes if job.replicate)])
+            _take(pool, name, _jobs(name, study, device, environment, STREAM_PART))
         write.finish(name)
     return name
 
@@ -90,31 +90,30 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
     Raises:
         UserError: in place of what was raised inside.
     """
-
-    def cut_off(why: str, first: str = "", after: str = "") -> str:
-        if not (target / "manifest.json").is_file():
-            return f"{why}; nothing was recorded yet{first and f': {first}'}"
-        then = first and f"{first}, then "
-        return f"{why}; what was recorded of {target.name!r} is kept: {then}`{again}` goes on{after}"
-
+    first, after = "", ""
     try:
         yield
+        return
     except KeyboardInterrupt:
         processes.stop(pool)
-        raise Interrupted(cut_off("interrupted")) from None
+        why = "interrupted"
     except BrokenProcessPool:
-        raise UserError(cut_off("the measuring process died (killed, or out of host memory)")) from None
+        why = "the measuring process died (killed, or out of host memory)"
     except BrokenExecutor as error:
-        raise UserError(cut_off(str(error))) from None
+        why = str(error)
     except torch.AcceleratorError as error:
-        otherwise = "; if it fails again, leave out of the study what it measures then"
-        raise UserError(cut_off(f"the device failed ({str(error).splitlines()[0]})", after=otherwise)) from None
+        why = f"the device failed ({str(error).splitlines()[0]})"
+        after = "; if it fails again, leave out of the study what it measures then"
     except MemoryError:
-        raise UserError(cut_off("host memory ran out")) from None
+        why = "host memory ran out"
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full" if full else f"writing failed ({error.strerror or error})"
-        raise UserError(cut_off(what, first="make room")) from None
+        why, first = "the disk is full" if full else f"writing failed ({error.strerror or error})", "make room"
+    if (target / "manifest.json").is_file():
+        kept = f"what was recorded of {target.name!r} is kept: {first and f'{first}, then '}`{again}` goes on{after}"
+    else:
+        kept = f"nothing was recorded yet{first and f': {first}'}"
+    raise (Interrupted if why == "interrupted" else UserError)(f"{why}; {kept}")
 
 
 def command_for(study: str, where: str) -> str:
@@ -133,8 +132,8 @@ def new_name(described: dict[str, Any]) -> str:
     words = str(described["name"]).lower().split()
     model = "cpu" if described["kind"] == "cpu" else next((w for w in words if any(c.isdigit() for c in w)), "gpu")
     name = f"{model}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    numbered = (f"{name}-{number}" for number in count(2))
-    return next(free for free in chain([name], numbered) if not schema.folder(free).exists())
+    numbered = (f"{name}-{number}" if number > 1 else name for number in count(1))
+    return next(free for free in numbered if not schema.folder(free).exists())
 
 
 def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> str:
@@ -201,85 +200,80 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
     return dispatch.identity(device_name, torch.__version__) if named else {}
 
 
-def _jobs(name: str, study: Study, device: str, environment: str) -> list[Job]:
-    shapes, stream = tuple(study.shapes), study.stream > 0
-    whole = [Job(name, study, device, number, shapes, environment, stream) for number in range(study.replicates)]
-    return [left for job in whole if (left := lacking(job))]
+def _jobs(name: str, study: Study, device: str, environment: str, part: str = "") -> list[Job]:
+    """A job for each replicate of which the run lacks shapes, with those; or its stream, if that is the part."""
+    done = write.recorded(name, "stream" if part else "cases")
+    jobs = []
+    for number in range(study.replicates):
+        shapes = tuple(s for s in study.shapes if not part and schema.shape_key(study, s, number) not in done)
+        if shapes or (part and study.stream and schema.replicate_key(number) not in done):
+            jobs.append(Job(name, study, device, number, shapes, environment, part))
+    return jobs
 
 
-def lacking(job: Job) -> Job | None:
-    """The shapes of a job of which not all blocks are recorded, and its stream; None if nothing is lacking."""
-    done, streams = write.recorded(job.run, "cases"), write.recorded(job.run, "stream")
-    shapes = tuple(s for s in job.shapes if schema.shape_key(job.study, s, job.replicate) not in done)
-    stream = job.stream and schema.replicate_key(job.replicate) not in streams
-    return replace(job, shapes=shapes, stream=stream) if shapes or stream else None
+def _once(name: str, study: Study, device: str, environment: str) -> list[Job]:
+    """The parts that a run takes once and lacks. Its manifest says how its counters were, on a CPU from here on."""
+    if "profile" in read.read_manifest(name):
+        return []
+    if device != "cuda":  # no process is started to say that there are none
+        write.state(name, {"profile": counters.take(name, study, device)})
+        return []
+    return [Job(name, study, device, 0, (), environment, part) for part in worker.parts(study)]
 
 
-def _measure(pool: Executor, name: str, parts: list[once.OncePart], jobs: list[Job]) -> None:
-    """Take parts that a run takes once, and measure jobs: on several cards at the same time."""
-    done = pool.map(_take, [*parts, *jobs])
-    if parts:
-        tqdm.write(f"{name}: {' and '.join(part.name for part in parts)}", file=sys.stderr)
-        *_, profile = islice(done, len(parts))
+def _take(pool: Executor, name: str, jobs: list[Job]) -> None:
+    """Take jobs, on several cards at the same time."""
+    for profile in filter(None, pool.map(worker.take, jobs)):
         write.state(name, {"profile": profile})
-    deque(done, maxlen=0)
-
-
-def _take(one: once.OncePart | Job) -> dict[str, str] | None:
-    if isinstance(one, once.OncePart):
-        return once.take(one)
-    worker.measure(one)
-    return None
 
 
 @contextmanager
-def _progress(name: str, jobs: list[Job]) -> Iterator[None]:
-    """Inside, show how far the run is with these jobs, if there are any."""
-    if not jobs:
-        yield
-        return
-    planned_s = estimate.recorded(jobs[0])
-    left = {
-        schema.shape_key(job.study, shape, job.replicate): (
-            f"{shape.label}, replicate {job.replicate}",
-            planned_s[shape],
-        )
-        for job in jobs
-        for shape in job.shapes
-    }
-    shapes = max(1, len(write.recorded(name, "cases")) + len(left))
-    shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} shapes [{elapsed}{postfix}]"
-    off = False if "ipykernel" in sys.modules else None  # None: off where no one sees it move
-    with (
-        tqdm(total=shapes, desc=name, bar_format=shown, disable=off, leave=False) as bar,
-        _every(POLL_S, partial(_show, bar, name, left, time.monotonic(), write.recorded(name, "cases"), set())),
-    ):
-        yield
+def _progress(name: str, study: Study) -> Iterator[None]:
+    """Inside, show how many shapes are measured and how long others take: by a bar, or by a line at every eighth."""
+    planned_s = read.read_manifest(name).get("planned_s") or [1.0] * len(study.shapes)
+    keys = [schema.shape_key(study, shape, number) for number in range(study.replicates) for shape in study.shapes]
+    seconds = dict(zip(keys, planned_s * study.replicates, strict=True))
+    seen, failed, over, began_s = write.recorded(name, "cases"), set[str](), threading.Event(), time.monotonic()
+    left_s = start_s = sum(seconds[key] for key in keys if key not in seen)
+    bar = tqdm(
+        total=len(keys),
+        initial=len(seen),
+        desc=name,
+        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} shapes [{elapsed}{postfix}]",
+        disable=False if "ipykernel" in sys.modules else None,  # None: where no one sees it move
+        leave=False,
+    )
 
+    def show() -> None:
+        nonlocal left_s
+        new = write.recorded(name, "cases") - seen
+        eighths = 8 * len(seen) // len(keys)
+        seen.update(new)
+        left_s -= sum(seconds[key] for key in new)
+        still_s = (time.monotonic() - began_s) * left_s / max(start_s - left_s, 1e-9)
+        words = f"{_duration(still_s)} left" if 0 < left_s < start_s else ""
+        bar.set_postfix_str(words, refresh=False)
+        bar.update(len(new))
+        if sys.stderr.isatty() or new:  # a notebook keeps each line that is shown
+            bar.refresh()
+        if bar.disable and 8 * len(seen) // len(keys) > eighths:
+            said = f"{name}: {len(seen)} of {len(keys)} shapes measured{words and f'; {words}'}"
+            print(said, file=sys.stderr, flush=True)
+        _say_what_failed(name, new, failed)
 
-def _show(
-    bar: tqdm, name: str, left: dict[str, tuple[str, float]], began_s: float, seen: set[str], said: set[str]
-) -> None:
-    """Show how many shapes are measured and how long the others take: in a terminal by the bar, else at every eighth.
+    def repeat() -> None:
+        while not over.wait(POLL_S):
+            show()
 
-    Args:
-        left: what was left at `began_s`: a shape's name, and the seconds that were planned for it, by its key.
-        seen: the keys that were looked at for failures; `said`, the implementations of which one was said.
-    """
-    done = write.recorded(name, "cases")
-    _say_what_failed(name, done - seen, said)
-    seen |= done
-    before, bar.n, shapes = bar.n, len(done), bar.total or 1
-    rest = [shape for key, shape in left.items() if key not in done]
-    rest_s = sum(seconds for _, seconds in rest)
-    done_s = sum(seconds for _, seconds in left.values()) - rest_s
-    words = [f"{_duration((time.monotonic() - began_s) * rest_s / done_s)} left"] if rest and done_s > 0 else []
-    words += [f"the first that is left: {shape}" for shape, _ in rest[:1]]
-    bar.set_postfix_str("; ".join(words), refresh=False)
-    if sys.stderr.isatty() or bar.n != before:  # a notebook keeps each line that is shown
-        bar.refresh()
-    if bar.disable and 8 * bar.n // shapes > 8 * before // shapes:
-        print("; ".join([f"{name}: {bar.n} of {shapes} shapes measured", *words]), file=sys.stderr, flush=True)
+    thread = threading.Thread(target=repeat, daemon=True)
+    with bar:
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            show()
 
 
 def _say_what_failed(name: str, keys: set[str], said: set[str]) -> None:
@@ -293,35 +287,6 @@ def _say_what_failed(name: str, keys: set[str], said: set[str]) -> None:
             said.add(case["implementation"])
             at = Shape(**{axis: case[axis] for axis in Shape.AXES})
             tqdm.write(f"{case['implementation']} failed at {at}: {case['reason']}", file=sys.stderr)
-
-
-@contextmanager
-def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Inside, do this every so often in a thread, and once more at the end."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(seconds):
-            act()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        act()
-
-
-def _lacking_once(name: str, study: Study, device: str, environment: str) -> list[once.OncePart]:
-    """What a run takes once and lacks: its manifest says how its counters were, on a CPU from here on."""
-    if "profile" in read.read_manifest(name):
-        return []
-    if device != "cuda":  # no process is started to say that there are none
-        write.state(name, {"profile": counters.take(name, study, device)})
-        return []
-    return once.parts(name, study, device, environment)
 
 
 def _commit() -> str:

@@ -41,10 +41,8 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
     try:
         answering = attempt(partial(_ready, run, study, replicate, device, seed))
     except OutOfMemory as error:
-        raise UserError(
-            f"the stream of {run!r} keeps inputs of all its shapes at hand, which don't fit ({error}): ask for fewer "
-            "shapes in a new run, or leave `stream` out"
-        ) from None
+        why = f"the stream of {run!r} keeps inputs of all its shapes, which don't fit ({error})"
+        raise UserError(f"{why}: ask for fewer shapes in a new run, or leave `stream` out") from None
     order = random.Random(seed)
     rows = []
     for position, shape in enumerate(order.choices(list(answering), k=study.stream) if answering else ()):
@@ -74,10 +72,12 @@ def _answered(case: Case, device: torch.device) -> dict[str, float]:
 def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: int) -> Requests:
     """Every shape at which all implementations were measured, with each of them bound to inputs and warmed up."""
     answering: Requests = {}
+    if any(watch.failure(name, STREAM_PLACE) for name in study.implementations):
+        return answering
     cases = read.load(run).cases
     cases = cases[cases["replicate"] == replicate]
     for shape in study.shapes:
-        if not _all_measured(cases, study, shape) or any(watch.failure(n, STREAM_PLACE) for n in study.implementations):
+        if not _all_measured(cases, study, shape):
             continue
         windows = Windows(shape, device)
         windows.draw(seed)

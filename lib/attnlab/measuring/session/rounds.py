@@ -2,16 +2,16 @@
 
 import math
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
 
 from attnlab.measuring.clocks import cuda_events, in_process
 from attnlab.measuring.gate.reference_check import Bound, References, Tally
-from attnlab.measuring.session import rows
 from attnlab.measuring.session.checks import gate_of
 from attnlab.measuring.session.subject import Session, Subject, alive
 from attnlab.measuring.subjects import outputs
@@ -26,6 +26,8 @@ from attnlab.study.studies import Timing
 CUT_SHORT = 32
 # CUPTI's records are read after so many rounds: it keeps only so much.
 TRACED_ROUNDS = 25
+# Starts in steps of 8 µs and strains of three digits take half the room in a run's file that all their digits would.
+TICKS_PER_S = 2**17
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,15 @@ class Rounds:
         self._draw(drawn)
         self._order.shuffle(turns)
         card = self._session.telemetry.read()
-        taken = []
+        state, taken = asdict(card) | {"throttled": card.throttled}, []
         for position, subject in enumerate(turns):
             with self._unless_refused(subject):
                 with subject.running():
                     sample = sampler(subject.case)
                 _require_plain(sample.output, self._session.device)
-                turn = number, position
-                row = rows.sample(self._session, self._shape, subject, self._timing, turn, sample.launches, card)
-                taken.append((row, sample))
+                place = {"round": number, "position": position, "started_s": self._started_s()}
+                row = self._session.row(self._shape, subject) | self._timing.model_dump() | place | state
+                taken.append((row | {"launches": sample.launches}, sample))
                 outputs[subject.implementation.name].compare(drawn, sample)
         return taken
 
@@ -124,7 +126,7 @@ class Rounds:
         for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
                 comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.operands))
-            sample.strain = rows.in_three_digits(comparison.strain)
+            sample.strain = in_three_digits(comparison.strain)
             if comparison.strain > 1 and subject.alive:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
 
@@ -137,6 +139,9 @@ class Rounds:
         except OutOfMemory:
             return reference.bounds
         return reference.bounds_on(gate, drawn.window)
+
+    def _started_s(self) -> float:
+        return round((time.monotonic() - self._session.started) * TICKS_PER_S) / TICKS_PER_S
 
     def _outputs(self, subject: Subject) -> Outputs:
         reference = self._references[subject.implementation.operands]
@@ -159,6 +164,14 @@ class Rounds:
                 raise
             words = error if isinstance(error, Broken | Unsupported) else raised(error)
             subject.drop(FAILED, f"while timed, {self._timing}: {words}")
+
+
+def in_three_digits(strain: float) -> float:
+    """A strain rounded up, so that one above 1 stays above it."""
+    if not 0 < strain < math.inf:
+        return strain
+    factor = 10.0 ** (2 - math.floor(math.log10(strain)))
+    return math.ceil(strain * factor) / factor
 
 
 def _require_plain(output: Output, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a replicate: its job, its process's session, and each implementation on its way through a shape."""
+"""What a process measures: its job, its session, and each implementation on its way through a shape."""
 
 import math
 import uuid
@@ -27,22 +27,23 @@ from attnlab.measuring.subjects.implementation import (
     fatal,
     raised,
 )
-from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, shape_key
+from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, Row, shape_key
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 T = TypeVar("T")
 # More calls than any step makes once it is known how long one takes.
 STEP_CALLS = 400
+STREAM_PART = "stream"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A replicate of some of the study's shapes.
+    """Work for one process: a replicate of some of the study's shapes, or the part of a run that `part` names.
 
     Attributes:
         environment: the hash of the environment that the run began in.
-        stream: whether the replicate's stream of requests follows.
+        part: ``stream`` for a replicate's requests, or one of `worker.ONCE`; "" for shapes.
     """
 
     run: str
@@ -51,7 +52,13 @@ class Job:
     replicate: int
     shapes: tuple[Shape, ...]
     environment: str
-    stream: bool = False
+    part: str = ""
+
+    def __str__(self) -> str:
+        if not self.shapes:
+            return f"{self.part} of replicate {self.replicate}" if self.part == STREAM_PART else self.part
+        count = len(self.shapes)
+        return f"replicate {self.replicate}, {count} shape{'s' * (count != 1)} from {self.shapes[0].label}"
 
 
 @dataclass
@@ -76,6 +83,11 @@ class Session:
     def seed(self, shape: Shape, purpose: str) -> int:
         """A seed for one shape, replicate and purpose."""
         return zlib.crc32(f"{rules.SEED} {shape} {self.job.replicate} {purpose}".encode())
+
+    def row(self, shape: Shape, subject: "Subject") -> Row:
+        """The columns that every table begins with which has a row for a case or its parts."""
+        measured = {"replicate": self.job.replicate, "process": self.process}
+        return {"implementation": subject.implementation.name, **shape.axes, **measured}
 
 
 @dataclass

@@ -29,27 +29,40 @@ class Wgmma:
     """
 
     def __init__(self, device: torch.device, dtype: str) -> None:
-        import cupy
-
-        self.blocks = int(devices.describe(device)["multiprocessors"])
+        self.blocks = multiprocessors(device)
         element = getattr(torch, dtype)
         self._depth, self.step = ROW_BYTES // element.itemsize, STEP_BYTES // element.itemsize
         self.a, self.b = (torch.randn(rows, self._depth, device=device).to(element) for rows in (ROWS, COLUMNS))
         self.out = torch.zeros(ROWS, COLUMNS, device=device)
-        self._shared_bytes = self.a.nbytes + self.b.nbytes
-        source = Path(__file__).with_suffix(".cu").read_text()
-        module = cupy.RawModule(code=source, options=("-std=c++17", "-arch=sm_90a"))
-        self._kernel: Any = module.get_function(f"wgmma_{dtype}")
+        module = compiled(Path(__file__).with_suffix(".cu"), "-arch=sm_90a")
+        self._kernel, self._shared_bytes = module.get_function(f"wgmma_{dtype}"), self.a.nbytes + self.b.nbytes
         self._kernel.max_dynamic_shared_size_bytes = self._shared_bytes
 
     def __call__(self, rounds: int) -> None:
         """Launch it on torch's current stream."""
-        import cupy
-
-        arguments = (*(np.uint64(x.data_ptr()) for x in (self.a, self.b, self.out)), np.int32(rounds))
-        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
-            self._kernel((self.blocks,), (THREADS,), arguments, shared_mem=self._shared_bytes)
+        launch(self._kernel, self.blocks, THREADS, self.a, self.b, self.out, rounds, shared_bytes=self._shared_bytes)
 
     def flops(self, rounds: int) -> int:
         """The operations of a call, with a multiply-add counted as two."""
         return 2 * ROWS * COLUMNS * self._depth * self.blocks * rounds
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has."""
+    return int(devices.describe(device)["multiprocessors"])
+
+
+def compiled(source: Path, *options: str) -> Any:
+    """CuPy's module of a file."""
+    import cupy
+
+    return cupy.RawModule(code=source.read_text(), options=("-std=c++17", *options))
+
+
+def launch(kernel: Any, blocks: int, threads: int, *arguments: torch.Tensor | int, shared_bytes: int = 0) -> None:
+    """Launch a kernel that takes tensors' memory and 32-bit numbers, on torch's current stream."""
+    import cupy
+
+    typed = tuple(np.int32(x) if isinstance(x, int) else np.uint64(x.data_ptr()) for x in arguments)
+    with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+        kernel((blocks,), (threads,), typed, shared_mem=shared_bytes)

@@ -1,19 +1,23 @@
-"""The unit of work: one replicate of a part of the study's shapes, in a process of its own."""
+"""The units of work, each in a process of its own: the survey, shapes of a replicate, and the other parts of a run.
+
+A run takes the panel of clocks, the loads and the counters once, each on one card; other cards measure meanwhile.
+"""
 
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measuring.clocks import cuda_events
-from attnlab.measuring.instruments import devices, environment, telemetry
+from attnlab.measuring.instruments import counters, devices, environment, telemetry
 from attnlab.measuring.instruments.telemetry import Telemetry
-from attnlab.measuring.session import ceilings, estimate, requests
+from attnlab.measuring.session import ceilings, estimate, load, panel, requests
 from attnlab.measuring.session.cases import measure_shape
-from attnlab.measuring.session.subject import Job, Session
+from attnlab.measuring.session.subject import STREAM_PART, Job, Session
 from attnlab.measuring.subjects import registry
 from attnlab.measuring.values import captured
 from attnlab.runs import read, write
@@ -22,6 +26,9 @@ from attnlab.runs.tables import PROCESSES, frame_of
 from attnlab.study import tuning
 from attnlab.study.implementations import E4M3, in_fp8
 from attnlab.study.studies import Study
+
+ONCE = ("panel", "loads", "counters")
+"""The parts that a run on GPUs takes once; without a panel, the counters alone."""
 
 
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
@@ -57,13 +64,32 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     return found, total_s
 
 
-def measure(job: Job) -> None:
-    """Measure what the run still lacks of a job, a block at a time.
+def parts(study: Study) -> Sequence[str]:
+    """The parts that a run of a study on GPUs takes once."""
+    return ONCE if study.panel else ONCE[-1:]
+
+
+def take(job: Job) -> dict[str, str]:
+    """Take what a run still lacks of a job; returns what the manifest says of the profile if it is the counters.
 
     Raises:
         UserError: the environment can't be locked.
         Outdated: it isn't the one that the run began in, or what is measured has changed since.
     """
+    captured.use(job.study)
+    if job.part == "counters":
+        return counters.take(job.run, job.study, job.device)
+    if job.part in ONCE:
+        device = torch.device(job.device)
+        environment.lock_as_begun(job.run, job.environment, device)
+        (panel if job.part == "panel" else load).take(job.run, job.study, device)
+    else:
+        measure(job)
+    return {}
+
+
+def measure(job: Job) -> None:
+    """Measure shapes of a replicate, a block at a time, or its stream of requests; raises as `take` does."""
     started = time.monotonic()
     require_unchanged(job.study, read.read_manifest(job.run))
     device = torch.device(job.device)
@@ -83,7 +109,7 @@ def measure(job: Job) -> None:
     write.add_part(job.run, "processes", f"{key}-{session.process}", frame_of(PROCESSES, [row]))
     for shape in job.shapes:
         measure_shape(session, shape)
-    if job.stream:
+    if job.part == STREAM_PART:
         seed = zlib.crc32(f"stream {job.replicate}".encode())
         calls = requests.take(job.run, job.study, job.replicate, device, seed)
         write.add_part(job.run, "stream", key, calls.assign(process=session.process))
