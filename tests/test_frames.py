@@ -13,7 +13,7 @@ from attnlab import cache, frames, roofline
 from attnlab.base import paths
 from attnlab.frames import AXES, CASE, TIMING
 
-RUNS = {"h200-2026-11-28-main": 5, "h100-2026-11-26": 1, "h200-2026-11-28-decode": 1, "cpu-2026-11-29": 0}
+RUNS = {"h200-2026-11-28-main": 5, "h200-2026-11-28-decode": 1, "cpu-2026-11-29": 0}
 """The runs of golden/, which was written by the inference at 81cd18ee, and how many decisions differ from it.
 
 Until 29 November 2026 an interval over replicates was at least half as long as a bootstrap's. Without that, intervals

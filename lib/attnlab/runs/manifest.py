@@ -109,9 +109,9 @@ class Surveyed(ManifestPart):
 
 
 class Closed(ManifestPart):
-    """What a run holds that was closed early."""
+    """What a run holds that was closed early, or that was reduced to the shapes that a dispatch table takes from it."""
 
-    replicates: Size
+    replicates: Annotated[int, Field(ge=0)]
     shapes: Size
     planned: Size
 

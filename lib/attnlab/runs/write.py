@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
 
 from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
@@ -230,16 +232,18 @@ def _close(name: str, target: Path, more: Manifest) -> None:
 
 
 def _packed(frame: pd.DataFrame) -> bytes:
-    # No time occurs twice, so a dictionary of them would be longer than the column.
+    # No time occurs twice, so a dictionary of them would be longer than the column. `runs.tables` has the schema.
     times = [column for column in frame.columns if column == "started_s"]
     buffer = io.BytesIO()
-    frame.to_parquet(
+    parquet.write_table(
+        pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None),
         buffer,
-        index=False,
         compression="zstd",
         compression_level=19,
         use_dictionary=[column for column in frame.columns if column not in times],
         column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
+        store_schema=False,
+        write_statistics=False,
     )
     return buffer.getvalue()
 
