@@ -169,7 +169,7 @@ class Killed:
 WRITING = ("write", "fsync", "replace", "mkdir")
 """The operations on the disk that a full one refuses."""
 SHARE = pytest.mark.parametrize("share", [0.06, pytest.param(1, marks=pytest.mark.faults)])
-"""The share of the steps on the disk that is drawn: every one in `make faults`."""
+"""The share of the steps on the disk that is drawn: every one in `make test OF=faults`."""
 
 
 def drawn(name: str, share: float, only: tuple[str, ...] = ()) -> list[int]:
