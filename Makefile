@@ -114,7 +114,7 @@ check: $(call ready,cpu-check)  ## check format, lint, types and notebook pairs;
 # The first python3 that is new enough makes .venv: a stamp for each set of extras, made again when the lock changes.
 .venv/.ready-%: pyproject.toml requirements.lock $(if $(whole),,.again)
 	for candidate in python3 python3.14 python3.13 python3.12 python3.11 ''; do \
-	  [ "$$candidate" ] || { echo 'attnlab needs Python 3.11 or newer: install it, or name one: PYTHON=...' >&2; exit 1; }; \
+	  [ "$$candidate" ] || { echo 'attnlab needs Python 3.11 or newer: install it, or state PYTHON=...' >&2; exit 1; }; \
 	  $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
 	done; \
 	exec $$candidate tools/environment.py $* $(BUILD)

@@ -219,7 +219,7 @@ def test_without_a_python_new_enough_it_says_so(fresh):
     ended = make("report", "RUN=x", cwd=fresh, PATH=str(tools))
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[0] == (
-        "attnlab needs Python 3.11 or newer: install it, or name one: PYTHON=..."
+        "attnlab needs Python 3.11 or newer: install it, or state PYTHON=..."
     )
     assert not (fresh / ".venv").exists()
 
