@@ -1,6 +1,6 @@
 """Prints what attnlab itself costs here: wall time, CPU time and peak memory of measuring, inferring and rendering.
 
-    make bench                           # everything but the tests: some minutes
+    PYTHONPATH=lib python benchmarks/bench.py    # everything but the tests: some minutes
     python benchmarks/bench.py tests     # the test suite, as `make test` runs it
     python benchmarks/bench.py render    # one of the others alone
 

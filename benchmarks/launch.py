@@ -1,6 +1,6 @@
 """Prints what a call costs the host, part by part, calls back to back at a tiny shape, on an NVIDIA GPU.
 
-    python benchmarks/launch.py          # PYTHONPATH=lib; also the last part of `make bench`
+    python benchmarks/launch.py          # PYTHONPATH=lib
 
 Each part is the median over rounds in which all parts take turns; a round is so many calls without waiting for the
 device, which is waited for between rounds.

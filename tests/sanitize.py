@@ -1,4 +1,4 @@
-"""Every kernel of the ladder under compute-sanitizer's memcheck and racecheck: `make sanitize`.
+"""Every kernel of the ladder under compute-sanitizer's memcheck and racecheck; docs/development.md says how.
 
 Each rung runs under each tool in a process of its own, which is ended after `LIMIT_S`. There, every tile runs once for
 each mask, at lengths that are no multiple of a tile. Only the kernels run on the GPU: inputs are drawn, and outputs are
@@ -124,4 +124,7 @@ def of_scales(kernel: ScaledKernel, given: inputs.Inputs, causal: bool) -> torch
 
 
 if __name__ == "__main__":
+    os.environ["PATH"] += f"{os.pathsep}/usr/local/cuda/bin"
+    if not shutil.which("compute-sanitizer"):
+        sys.exit("compute-sanitizer is not here: it comes with the CUDA toolkit")
     sys.exit(min(main(sys.argv[1:]), 1))

@@ -275,8 +275,7 @@ WORDS = [
     (["measure", "STUDY=no such"], "attnlab: there is no study 'no such'; studies/ has backends, cpu, decode, dispat"),
     (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
     (["report", "RUN=-x"], "attnlab: '-x' can't be the name of a run: use letters"),
-    (["notebook", "NAME=-x", "PARAMS=run=there"], "attnlab: there is no notebook '-x'; there are 0"),
-    (["notebook", "NAME=02_baseline", "PARAMS=run='a b' batch=2"], "attnlab: 'a b' can't be the name of a run: use "),
+    (["report", "RUN=a 'b'"], "attnlab: \"a 'b'\" can't be the name of a run: use letters"),
 ]
 
 

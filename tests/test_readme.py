@@ -1,4 +1,4 @@
-"""The blocks of README.md and kernels/README.md are those that `make readme` writes from the published run."""
+"""The blocks of README.md and kernels/README.md are those that `attnlab readme` writes from the published run."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def test_readmes_hold_what_the_published_run_says(checkout):
     root = paths.NOTEBOOKS.parent
     readme.update(PUBLISHED)
     for name in READMES:
-        assert (checkout / name).read_text() == (root / name).read_text(), f"{name}: run `make readme`"
+        assert (checkout / name).read_text() == (root / name).read_text(), f"{name}: run `attnlab readme`"
     picture = re.search(r"!\[[^\]]+\]\((figures/[^)]+)\)", (root / "README.md").read_text())[1]
     assert (root / picture).read_text().count("<path") > 0
     assert (checkout / picture).is_file()
@@ -51,5 +51,5 @@ def test_what_the_readmes_can_not_be_written_from_is_refused(checkout, monkeypat
     before = {name: (checkout / name).read_text() for name in READMES}
     assert "is no complete run of the study 'gpu' on a GPU" in told(lambda: readme.update("cpu-2026-11-29"))
     (checkout / "kernels" / "README.md").write_text("nothing")
-    assert "has no lines <!-- ladder: written by `make readme` -->" in told(lambda: readme.update(PUBLISHED))
+    assert "has no lines <!-- ladder: written by `attnlab readme` -->" in told(lambda: readme.update(PUBLISHED))
     assert (checkout / "README.md").read_text() == before["README.md"]

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from attnlab.base import paths
 from attnlab.readme import markers
-from attnlab.runs.tables import SHARED, TABLES, about
+from attnlab.runs.tables import AXES, SHARED, TABLES, about
 
 README = paths.ROOT / "data" / "README.md"
 
@@ -21,10 +21,17 @@ def current(text: str) -> str:
 
 
 def _columns() -> str:
-    sections = [f"Most tables have these:\n\n{_lines(SHARED)}"]
+    axes = ", ".join(f"`{field.name}`" for field in AXES)
+    others = _lines(field for field in SHARED if field not in AXES)
+    sections = [f"Most tables have these:\n\n- {axes}: the [shape](../docs/method.md#axes-of-a-shape)\n{others}"]
+    above: dict[str, str] = {}
     for name, table in TABLES.items():
-        rows = table.metadata[b"rows"].decode()
-        sections.append(f"## {name}.parquet: {rows}\n\n{_lines(field for field in table if field not in SHARED)}")
+        rows, own = table.metadata[b"rows"].decode(), [field for field in table if field not in SHARED]
+        again = [f"`{field.name}`" for field in own if above.get(field.name) == about(field, "means")]
+        lines = _lines(field for field in own if f"`{field.name}`" not in again)
+        repeated = f"\n- as above: {', '.join(again)}" if again else ""
+        sections.append(f"## {name}.parquet: {rows}\n\n{lines}{repeated}")
+        above |= {field.name: about(field, "means") for field in own}
     return "\n\n".join(sections)
 
 

@@ -1,6 +1,8 @@
-"""environment.yml as it follows from pyproject.toml and requirements.lock; as a program, prints it."""
+"""environment.yml as it follows from pyproject.toml and requirements.lock; as a program, writes both of these."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from attnlab.base import paths
 
 HEADER = """\
 # For conda: `conda env create -f environment.yml`, `conda activate attnlab`, `make report PYTHON=python`.
-# Written by `make lock` from pyproject.toml and requirements.lock; pip takes what these pull in from the lock too.
+# tools/environment_yml.py writes it from pyproject.toml and requirements.lock, which has the versions of all others.
 # Both paths below are relative to this file, and attnlab itself is installed from this checkout.
 name: attnlab
 channels:
@@ -19,6 +21,10 @@ dependencies:
   - pip:
       - -c requirements.lock
       - -e .
+"""
+LOCK_HEADER = """\
+# Every version that attnlab is run with, on Python 3.11 and 3.12. pyproject.toml says what is needed;
+# tools/environment_yml.py resolves it into this file, and environment.yml follows from both.
 """
 CUDA_NOTE = "      # On a machine with an NVIDIA driver of 580 or newer, these as well:\n"
 KERNELS_NOTE = "      # On Linux or Windows, for `make kernels`, these as well:\n"
@@ -54,5 +60,15 @@ def _with_extras(requirement: str) -> str:
     return name_of(requirement) + (found[0] if found else "")
 
 
+def lock(root: Path) -> None:
+    """Resolve pyproject.toml into requirements.lock by uv, and write environment.yml."""
+    command = "uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --fork-strategy fewest"
+    options = "--no-annotate --no-header --quiet --output-file requirements.lock"
+    subprocess.run([sys.executable, "-m", *command.split(), *options.split()], cwd=root, check=True)
+    file = root / "requirements.lock"
+    file.write_text(LOCK_HEADER + file.read_text())
+    (root / "environment.yml").write_text(environment(root))
+
+
 if __name__ == "__main__":
-    print(environment(paths.ROOT), end="")
+    lock(paths.ROOT)

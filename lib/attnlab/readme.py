@@ -22,7 +22,7 @@ SHAPE = ["batch", "heads", "kv_heads", "seq_len", "kv_len", "head_dim", "causal"
 
 def markers(name: str) -> tuple[str, str]:
     """The lines between which a README holds what is written there."""
-    return f"<!-- {name}: written by `make readme` -->", f"<!-- /{name} -->"
+    return f"<!-- {name}: written by `attnlab readme` -->", f"<!-- /{name} -->"
 
 
 def update(name: str) -> list[Path]:

@@ -137,7 +137,7 @@ def require_whole(name: str, whole: schema.Run, parts: dict[str, bytes]) -> int:
 WRITING = ("write", "fsync", "replace", "mkdir")
 """The operations on the disk that a full one refuses."""
 SHARE = pytest.mark.parametrize("share", [0.02, pytest.param(1, marks=pytest.mark.faults)])
-"""The share of the steps on the disk that is drawn: every one in `make faults`."""
+"""The share of the steps on the disk that is drawn: every one in `make test OF=faults`."""
 
 
 def drawn(name: str, share: float, only: tuple[str, ...] = ()) -> list[int]:

@@ -1,4 +1,4 @@
-"""The measuring half on an NVIDIA GPU: `make test-gpu`."""
+"""The measuring half on an NVIDIA GPU: `make test OF=gpu`."""
 
 import math
 import re

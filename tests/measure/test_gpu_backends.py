@@ -1,4 +1,4 @@
-"""Shapes beyond plain self-attention, peers, and `attnlab.attend` by a table, on an NVIDIA GPU (`make test-gpu`)."""
+"""Shapes beyond plain self-attention, peers, and `attnlab.attend` by a table, on an NVIDIA GPU (`make test OF=gpu`)."""
 
 from contextlib import contextmanager
 from functools import partial

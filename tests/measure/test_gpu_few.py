@@ -1,4 +1,4 @@
-"""The rungs for few queries on an NVIDIA GPU, in what they alone do: `make test-gpu`."""
+"""The rungs for few queries on an NVIDIA GPU, in what they alone do: `make test OF=gpu`."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The rung in e4m3 on an NVIDIA GPU: its errors over the formula's, views, scales and heads: `make test-gpu`."""
+"""The rung in e4m3 on an NVIDIA GPU: its errors over the formula's, views, scales and heads: `make test OF=gpu`."""
 
 import pytest
 import torch

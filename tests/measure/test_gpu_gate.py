@@ -1,4 +1,4 @@
-"""Saboteurs among kernels, and on streams: what the gate must catch on an NVIDIA GPU (`make test-gpu`)."""
+"""Saboteurs among kernels, and on streams: what the gate must catch on an NVIDIA GPU (`make test OF=gpu`)."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""The ladder on an NVIDIA GPU: `make test-gpu`."""
+"""The ladder on an NVIDIA GPU: `make test OF=gpu`."""
 
 import math
 import os

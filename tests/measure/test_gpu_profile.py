@@ -1,4 +1,4 @@
-"""Counters of an NVIDIA GPU, by the Nsight Compute that is there: `make test-gpu`."""
+"""Counters of an NVIDIA GPU, by the Nsight Compute that is there: `make test OF=gpu`."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A whole run on an NVIDIA GPU, and what it keeps: `make test-gpu`."""
+"""A whole run on an NVIDIA GPU, and what it keeps: `make test OF=gpu`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Kernels on the views that models pass, on an NVIDIA GPU: `make test-gpu`."""
+"""Kernels on the views that models pass, on an NVIDIA GPU: `make test OF=gpu`."""
 
 import importlib
 import random

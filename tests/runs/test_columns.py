@@ -14,7 +14,7 @@ from attnlab.study.shapes import Shape
 
 def test_the_columns_of_the_readme_are_as_declared():
     text = data_readme.README.read_text()
-    assert data_readme.current(text) == text, "run `make readme`"
+    assert data_readme.current(text) == text, "run tools/data_readme.py"
     assert [name for name in TABLES if f"## {name}.parquet: " not in text] == []
 
 

@@ -100,7 +100,7 @@ class _Fields(_Part):
     dispatch: dict[str, str]
     captured: dict[str, Hash]
     profile: dict[str, str] | None = None
-    closed_early: dict[str, Size] | None = None
+    closed_early: dict[str, Count] | None = None  # 0 replicates are whole where a table takes some shapes alone
 
     @model_validator(mode="after")
     def _agrees(self) -> "_Fields":

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
 
 from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
@@ -211,10 +213,20 @@ def _close(name: str, more: Manifest) -> None:
 
 
 def _packed(frame: pd.DataFrame) -> bytes:
-    # No time occurs twice, so a dictionary of them would be longer than the column.
-    others, times = [name for name in frame if name != "started_s"], [name for name in frame if name == "started_s"]
-    encoding = {"use_dictionary": others, "column_encoding": dict.fromkeys(times, "BYTE_STREAM_SPLIT")}
-    return frame.to_parquet(index=False, compression="zstd", compression_level=19, **encoding)
+    # No time occurs twice, so a dictionary of them would be longer than the column. `runs.tables` has the schema.
+    times = [column for column in frame.columns if column == "started_s"]
+    buffer = io.BytesIO()
+    parquet.write_table(
+        pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None),
+        buffer,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[column for column in frame.columns if column not in times],
+        column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
+        store_schema=False,
+        write_statistics=False,
+    )
+    return buffer.getvalue()
 
 
 def _write_manifest(target: Path, manifest: Manifest) -> None:

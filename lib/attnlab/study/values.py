@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 CAPTURED = "captured"
 CAPTURED_FILE = "data/captured/small.safetensors"
-"""The file, from the project's root, that captured values come from where a study names none."""
+"""The file, from the project's root, that captured values come from where a study names none; there, packed."""
 
 
 class Kind(NamedTuple):

@@ -2,10 +2,11 @@
 
 The file holds, for each layer, three tensors of 16 bits: ``<layer>.q`` ``(heads, tokens, head_dim)``, ``<layer>.k`` and
 ``<layer>.v`` ``(kv_heads, tokens, head_dim)``, as they are after rotary embeddings and before scaling. Query head i
-belongs to the KV head i · kv_heads / heads, rounded down.
+belongs to the KV head i · kv_heads / heads, rounded down. A file may be packed, with ``.xz`` after its name.
 """
 
 import hashlib
+import lzma
 import os
 from functools import cache
 from pathlib import Path
@@ -45,14 +46,13 @@ def digests(study: Study) -> dict[str, str]:
     layers = {word for name, word in (split(shape.values) for shape in study.shapes) if name == CAPTURED}
     if not layers:
         return {}
-    from safetensors import safe_open
+    from safetensors.torch import load
 
     file = path(study.captured)
     where = f"captured: {paths.shown(file)}"
     try:
-        with safe_open(file, "pt") as held:
-            there = {name: tuple(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
-        content = file.read_bytes()
+        content = _content(file)
+        there = {name: tuple(tensor.shape) for name, tensor in load(content).items()}
     except OSError as error:
         raise UserError(f"{where} can't be read ({error.strerror or error}): name another") from None
     except Exception as error:  # safetensors' own error has no public base
@@ -89,10 +89,14 @@ def layer(name: str, shape: Shape, device: torch.device) -> Layer:
     return q[:, shape.kv_len - shape.seq_len : shape.kv_len], k[:, : shape.kv_len], v[:, : shape.kv_len]
 
 
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else lzma.decompress(Path(f"{file}.xz").read_bytes())
+
+
 @cache
 def _read(file: Path, name: str, device: torch.device) -> Layer:
-    from safetensors import safe_open
+    from safetensors.torch import load
 
-    with safe_open(file, "pt", device=str(device)) as content:
-        q, k, v = (content.get_tensor(f"{name}.{tensor}") for tensor in "qkv")
+    held = load(_content(file))
+    q, k, v = (held[f"{name}.{tensor}"].to(device) for tensor in "qkv")
     return q, k, v
