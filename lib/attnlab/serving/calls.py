@@ -111,7 +111,8 @@ def use(source: Path | str | None = None) -> Dispatch | None:
     global table, layouts
     if not torch.cuda.is_available():
         raise UserError("a dispatch table serves an NVIDIA GPU, and torch sees none here")
-    device_name, found = torch.cuda.get_device_name(), None
+    device_name = torch.cuda.get_device_name()
+    found: Dispatch | None = None
     file = dispatch.path(device_name) if source is None else Path(source)
     try:
         if source is not None or file.is_file():

@@ -118,7 +118,7 @@ class HeldOut:
         return cls(run, timings, samples, names, served)
 
     @property
-    def shared(self) -> dict[str, str]:
+    def shared(self) -> dict[str, Any]:
         """The fields of a table that its runs share: the device, PyTorch, and the timings that decide, in words."""
         packages, timing = self.run.manifest["environment"]["packages"], " and ".join(t.words for t in self.timings)
         return {"device": self.run.manifest["device"]["name"], "torch": packages["torch"], "timing": timing}
@@ -197,11 +197,13 @@ def gain(rows: pd.DataFrame) -> float:
 def _choice(shape: Shape, rows: pd.DataFrame | None, running: Callable[[Shape], str] | None) -> Choice:
     rows = pd.DataFrame(columns=["candidate", "speedup", "decision"]) if rows is None else rows
     best, least = fastest(rows)
-    speedup = least.get(best, dict.fromkeys(("speedup", "low", "high"), 1.0))
+    speedup: Any = least.get(best, dict.fromkeys(("speedup", "low", "high"), 1.0))
     return Choice(
         **_chosen_by(shape),
         implementation=best,
-        **{name: float(speedup[name]) for name in ("speedup", "low", "high")},
+        speedup=float(speedup["speedup"]),
+        low=float(speedup["low"]),
+        high=float(speedup["high"]),
         speedups={str(name): gain(each) for name, each in rows.groupby("candidate", sort=False)},
         instance=running(shape) if running and BEST in least else "",
     )
