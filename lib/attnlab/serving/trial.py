@@ -101,9 +101,9 @@ class _Layout:
 
     def _subject(self, name: str) -> Subject:
         subject = Subject(registry.find(name), Case(lambda: self._given, nullcontext))
-        bind = partial(calls.call_of, name, *self._given, self._shape.causal, self._scale)
-        if call := subject.attempt(bind):
-            subject.case.call = partial(call, *self._given)
+        q, k, v = self._given
+        if call := subject.attempt(partial(calls.call_of, name, q, k, v, self._shape.causal, self._scale)):
+            subject.case.call = partial(call, q, k, v)
         return subject
 
     def _fill(self, kind: str) -> None:
