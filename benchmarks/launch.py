@@ -19,7 +19,7 @@ from attnlab.measuring.kernels import best
 from attnlab.measuring.kernels.launch import layout
 from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
-from attnlab.serving import attend
+from attnlab.serving import calls
 from attnlab.study.shapes import Shape
 
 TINY = Shape(1, 1, 64, 64)
@@ -74,13 +74,13 @@ def parts() -> dict[str, Part]:
 
 def host_us(timed: dict[str, Part]) -> dict[str, float]:
     """The median host time of a call of each, in microseconds."""
-    attend.use()
+    calls.use()
     q, k, v = inputs.draw(TINY, 0, torch.device("cuda"))
-    words = attend.layout_words(q, k, v, False, None)
+    words = calls.layout_words(q, k, v, False, None)
     took: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(ROUNDS):
         for name, (call, chosen, _) in timed.items():
-            attend.settle(words, chosen)
+            calls.settle(words, chosen)
             call()
             torch.cuda.synchronize()
             begin = time.perf_counter_ns()

@@ -327,11 +327,10 @@ def released():
 
 def forget_choices(monkeypatch):
     """Has `attend` know of no table and no tuned layout, as in a new process; afterwards, what it knew before."""
-    from attnlab.serving import attend
+    from attnlab.serving import calls
 
-    known = {"_table": None, "_tuned": {}, "_looked": False, "_prepared": {}, "_last": attend._NOTHING}
-    for name, value in known.items():
-        monkeypatch.setattr(attend, name, value)
+    for name, value in {"table": None, "layouts": None, "prepared": {}, "last": calls.NOTHING}.items():
+        monkeypatch.setattr(calls, name, value)
 
 
 def choice(shape, implementation="sdpa.flash", **changes) -> Choice:
@@ -354,7 +353,7 @@ def by_table(monkeypatch, data):
     import torch
 
     from attnlab.runs import dispatch
-    from attnlab.serving import attend
+    from attnlab.serving import calls
     from attnlab.study import ladder
 
     forget_choices(monkeypatch)
@@ -362,7 +361,7 @@ def by_table(monkeypatch, data):
     def use(*made):
         sources = {name: ladder.hashes()[name] for _, name in made if name.startswith("kernel.")}
         dispatch.write(table(*starmap(choice, made), device=torch.cuda.get_device_name(), sources=sources))
-        attend.use()
+        calls.use()
 
     return use
 

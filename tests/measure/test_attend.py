@@ -2,10 +2,10 @@
 
 import math
 import re
-import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +26,7 @@ from attnlab.measuring.kernels import rungs
 from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import dispatch
-from attnlab.serving import attend
+from attnlab.serving import attend, calls
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -55,15 +55,12 @@ def test_on_a_cpu_it_is_sdpa(shape, unlocked):
     expected = scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.kv_heads != shape.heads)
     assert torch.equal(attnlab.attend(q, k, v, causal=shape.causal), expected)
     assert torch.equal(attnlab.attend(q, k, v, shape.causal), expected)
-    assert not attend._looked  # for a table
+    assert calls.layouts is None  # nor was a table looked for
 
 
-def test_it_is_importable_and_the_package_alone_imports_no_torch():
+def test_it_is_a_name_of_the_package():
     assert attnlab.attend is attend.attend
     assert vars(attnlab)["attend"] is attend.attend  # so that it isn't looked for at every call
-    code = "import sys, attnlab; print('torch' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ended.stdout, ended.returncode) == ("False\n", 0), ended.stderr
     with pytest.raises(AttributeError, match=r"^module 'attnlab' has no attribute 'attends'$"):
         _ = attnlab.attends
 
@@ -79,10 +76,13 @@ def garbage_after(tensor, lengths):
     return tensor
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kv_heads", [4, 1])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("causal", "kv_heads", "dtype", "compiled"),
+    [
+        *product([False, True], [4, 1], ["float32", "float64"], [False]),
+        *((False, 4, "float64", True), (True, 1, "float32", True)),
+    ],
+)
 def test_lengths_of_sequences_are_those_of_each_alone(causal, kv_heads, dtype, compiled):
     q, k, v = inputs.draw(Shape(5, 4, 3, 32, causal, dtype, kv_heads=kv_heads, kv_len=40), 0, CPU)
     lengths = [40, 17, 3, 0, 90]
@@ -171,46 +171,36 @@ def test_the_table_of_this_device_is_found_and_another_may_be_named(h200, tmp_pa
     made = table(choice(PLAIN, "sdpa.flash"))
     dispatch.write(made)
     assert attend.use() == made
-    assert attend._table == made
+    assert calls.table == made
+    with pytest.raises(UserError, match="there is no dispatch table"):
+        attend.use(tmp_path / "gone.json")
     other = tmp_path / "mine.json"
     other.write_text(table(choice(PLAIN, "sdpa.cudnn")).model_dump_json())
     assert attend.use(str(other)).choose(PLAIN) == "sdpa.cudnn"
 
 
-def test_a_table_of_another_pytorch_is_refused_where_it_is_named_and_else_warned_of(h200):
-    written = dispatch.write(table(choice(PLAIN, "sdpa.flash")).model_copy(update={"torch": "1.0"}))
-    said = f"{paths.shown(written)} was made under PyTorch 1.0, and this is {torch.__version__}"
-    with pytest.warns(UserWarning, match=re.escape(f"attend calls SDPA: {said}")):
-        assert attend.use() is None
-    with pytest.raises(UserError, match=re.escape(said)):
-        attend.use(written)
-
-
-def test_a_table_that_is_refused_leaves_the_one_before(h200, tmp_path):
-    dispatch.write(table(choice(PLAIN, "sdpa.flash")))
-    before = attend.use()
-    other = tmp_path / "other.json"
-    other.write_text(table(choice(PLAIN, "sdpa.cudnn"), device="NVIDIA L4").model_dump_json())
-    elsewhere = "was made on NVIDIA L4, and this is NVIDIA H200"
-    for named, said in ((other, elsewhere), (tmp_path / "gone.json", "there is no dispatch table")):
-        with pytest.raises(UserError, match=said):
-            attend.use(named)
-    assert attend._table is before
+UNKNOWN = ": unknown implementation {!r}; known are sdpa.auto, "
 
 
 @pytest.mark.parametrize(
-    ("implementation", "said"),
+    ("implementation", "of", "said"),
     [
-        ("sdpa.flsh", "unknown implementation 'sdpa.flsh'; known are sdpa.auto, .*; did you mean 'sdpa.flash'[?]"),
-        ("peer.flex", "unknown implementation 'peer.flex'; known are sdpa.auto, "),
-        ("kernel.gone", "the ladder has no rung for 'kernel.gone'"),
+        ("sdpa.flash", {"torch": "1.0"}, f" was made under PyTorch 1.0, and this is {re.escape(torch.__version__)}"),
+        ("sdpa.flash", {"device": "NVIDIA L4"}, " was made on NVIDIA L4, and this is NVIDIA H200"),
+        ("sdpa.flsh", {}, UNKNOWN.format("sdpa.flsh") + ".*; did you mean 'sdpa.flash'[?]"),
+        ("peer.flex", {}, UNKNOWN.format("peer.flex")),
+        ("kernel.gone", {}, ": the ladder has no rung for 'kernel.gone'"),
     ],
 )
-def test_a_table_that_names_what_can_not_be_called_is_told_in_a_line(h200, implementation, said):
-    written = dispatch.write(table(choice(PLAIN, implementation)))
-    message = told(partial(attend.use, written))
-    assert re.match(f"{paths.shown(written)}: {said}", message)
-    with pytest.warns(UserWarning, match=re.escape(f"attend calls SDPA: {message}")):
+def test_a_table_that_is_refused_is_told_in_a_line_and_leaves_the_one_before(h200, tmp_path, implementation, of, said):
+    written = dispatch.write(table(choice(PLAIN, "sdpa.flash")))
+    before = attend.use()
+    named = tmp_path / "named.json"
+    named.write_text(table(choice(PLAIN, implementation), **of).model_dump_json())
+    assert re.match(re.escape(paths.shown(named)) + said, told(partial(attend.use, named)))
+    assert calls.table is before
+    named.replace(written)
+    with pytest.warns(UserWarning, match=re.escape(f"attend calls SDPA: {paths.shown(written)}") + said):
         assert attend.use() is None
 
 
@@ -242,11 +232,11 @@ def called(monkeypatch):
         names.append("sdpa")
         return q
 
-    monkeypatch.setattr(attend, "KIND", OnGpu)
-    monkeypatch.setattr(attend, "_table", table(choice(PLAIN.resized(dtype="float16"), "sdpa.flash")))
-    monkeypatch.setattr(attend, "_looked", True)
-    monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": flash})
-    for module in (attend, attend.sdpa):
+    monkeypatch.setattr(calls, "KIND", OnGpu)
+    monkeypatch.setattr(calls, "table", table(choice(PLAIN.resized(dtype="float16"), "sdpa.flash")))
+    monkeypatch.setattr(calls, "layouts", {})
+    monkeypatch.setattr(calls, "_DIRECT", {"sdpa.flash": flash})
+    for module in (calls, calls.sdpa):
         monkeypatch.setattr(module, "scaled_dot_product_attention", sdpa)
     return SimpleNamespace(names=names, answer=answer)
 
@@ -273,36 +263,36 @@ def test_the_chosen_one_is_called_at_its_shape(called):
         attend.attend(*given)
         attend.attend(*given, causal=False, scale=0.5)
     assert called.names == ["flash"] * 4
-    assert len(attend._prepared) == 4
+    assert len(calls.prepared) == 4
+
+
+def one_of_three(made, changed):
+    return lambda: [made(tensor(*Q)) if number == changed else tensor(*Q) for number in range(3)]
+
+
+CHANGED = [
+    *(lambda one: one.to(torch.bfloat16), lambda one: one.as_subclass(torch.Tensor), torch._neg_view),
+    lambda one: torch._efficientzerotensor(one.shape, dtype=one.dtype).as_subclass(OnGpu),
+]
 
 
 @pytest.mark.parametrize(
-    ("q", "k", "v", "causal"),
+    "given",
     [
-        (Q, Q, Q, True),
-        (Q, (2, 4, 65, 32), (2, 4, 65, 32), False),
-        (Q, Q, (2, 4, 33, 16), False),
-        ((2, 4, 0, 32), Q, Q, False),
+        lambda: (*(tensor(*Q) for _ in range(3)), True),
+        lambda: (tensor(*Q), tensor(2, 4, 65, 32), tensor(2, 4, 65, 32)),
+        lambda: (tensor(*Q), tensor(*Q), tensor(2, 4, 33, 16)),
+        lambda: (tensor(2, 4, 0, 32), tensor(*Q), tensor(*Q)),
+        lambda: [tensor(2, 4, 33, 64)] * 3,
+        lambda: (tensor(*Q), *[tensor(2, 1, 33, 32).expand(Q)] * 2),  # strides that SDPA looks at
+        lambda: (tensor(*Q), *[tensor(2, 4, 32, 33).transpose(2, 3)] * 2),
+        *(one_of_three(made, changed) for made in CHANGED for changed in range(3)),
     ],
 )
-def test_a_shape_that_the_table_can_not_speak_of_is_for_sdpa(called, q, k, v, causal):
-    attend.attend(tensor(*q), tensor(*k), tensor(*v), causal)
-    assert called.names == ["sdpa"]
-
-
-def test_a_shape_near_measured_ones_is_for_what_is_ahead_there(called, monkeypatch):
-    near = [choice(PLAIN.resized(dtype="float16", batch=batch), speedups={"sdpa.flash": 1.3}) for batch in (4, 8)]
-    monkeypatch.setattr(attend, "_table", table(*near))
+def test_tensors_that_the_choice_is_not_for_are_for_sdpa_whatever_was_called_last(called, given):
     attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
-    attend.attend(tensor(2, 4, 33, 64), tensor(2, 4, 33, 64), tensor(2, 4, 33, 64))
+    attend.attend(*given())
     assert called.names == ["flash", "sdpa"]
-
-
-@pytest.mark.parametrize("changed", range(3))
-def test_another_dtype_or_kind_is_for_sdpa(called, changed):
-    for other in (tensor(*Q, dtype=torch.bfloat16), torch.zeros(Q, dtype=torch.float16)):
-        attend.attend(*(other if number == changed else tensor(*Q) for number in range(3)))
-    assert called.names == ["sdpa"] * 2
 
 
 class Replacing(TorchFunctionMode):
@@ -345,17 +335,6 @@ def test_sdpa_is_called_where_a_user_asks_for_it_whatever_was_called_last(called
     assert called.names == ["flash", reached, reached, "flash"]
 
 
-@pytest.mark.parametrize("changed", range(3))
-@pytest.mark.parametrize(
-    "made", [torch._neg_view, lambda one: torch._efficientzerotensor(one.shape, dtype=one.dtype).as_subclass(OnGpu)]
-)
-def test_tensors_whose_memory_holds_something_else_are_for_sdpa(called, made, changed):
-    given = [made(tensor(*Q)) if number == changed else tensor(*Q) for number in range(3)]
-    attend.attend(*(tensor(*Q) for _ in range(3)))
-    attend.attend(*given)
-    assert called.names == ["flash", "sdpa"]
-
-
 @pytest.mark.parametrize(
     ("scale", "reached"),
     [
@@ -366,14 +345,6 @@ def test_tensors_whose_memory_holds_something_else_are_for_sdpa(called, made, ch
 def test_a_scale_that_kernels_do_not_serve_exactly_is_for_sdpa(called, scale, reached):
     attend.attend(tensor(*Q), tensor(*Q), tensor(*Q), scale=scale)
     assert called.names == [reached]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_strides_that_sdpa_looks_at_are_left_to_it(called, monkeypatch, causal):
-    monkeypatch.setattr(attend, "_table", table(choice(PLAIN.resized(dtype="float16", causal=causal), "sdpa.flash")))
-    for odd in (tensor(2, 1, 33, 32).expand(Q), tensor(2, 4, 32, 33).transpose(2, 3)):
-        attend.attend(tensor(*Q), odd, odd, causal)
-    assert called.names == ["sdpa", "sdpa"]
 
 
 @pytest.mark.parametrize("changed", range(3))
@@ -411,13 +382,13 @@ def test_what_the_chosen_one_does_not_serve_is_for_sdpa_and_whatever_else_fails_
 
 
 def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_warned_of(h200, called, monkeypatch):
-    monkeypatch.setattr(attend, "_looked", False)
+    monkeypatch.setattr(calls, "layouts", None)
     attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
     assert called.names == ["sdpa"]
-    assert (attend._table, attend._looked) == (None, True)
-    monkeypatch.setattr(attend, "_looked", False)
-    monkeypatch.setattr(attend, "_last", attend._NOTHING)
-    attend._prepared.clear()
+    assert (calls.table, calls.layouts) == (None, {})
+    monkeypatch.setattr(calls, "layouts", None)
+    monkeypatch.setattr(calls, "last", calls.NOTHING)
+    calls.prepared.clear()
     dispatch.path("NVIDIA H200").parent.mkdir(parents=True)
     dispatch.path("NVIDIA H200").write_text("{")
     with pytest.warns(UserWarning, match="attend calls SDPA: .* is no dispatch table"):
@@ -427,21 +398,17 @@ def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_warned_of(h200, ca
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("make", [tensor, torch.zeros], ids=["on a GPU", "on a CPU"])
-def test_what_is_no_tensor_and_other_lengths_are_refused_in_a_line(called, make, grad):
+def test_what_is_no_tensor_and_other_lengths_are_refused_in_a_line(called, monkeypatch, make, grad):
     given = make(*Q)
+    monkeypatch.setattr(calls, "KIND", type(given))
     with torch.set_grad_enabled(grad):
         for name, wrong in (("q", None), ("k", np.zeros(Q)), ("v", [1.0])):
             said = f"^attend takes tensors, and {name} is of type {type(wrong).__name__}$"
             with pytest.raises(TypeError, match=said):
                 attend.attend(**{"q": given, "k": given, "v": given} | {name: wrong})
-    assert called.names == []
-
-
-def test_keys_and_values_of_other_lengths_are_refused_in_a_line(called, monkeypatch):
-    for kind, given in ((type(tensor(*Q)), tensor(*Q)), (torch.Tensor, torch.zeros(Q))):
-        monkeypatch.setattr(attend, "KIND", kind)
         with pytest.raises(ValueError, match=r"^k and v differ in length: \(2, 4, 33, 32\) and \(2, 4, 32, 32\)$"):
             attend.attend(given, given, given[:, :, 1:])
+    assert called.names == []
 
 
 TAKES = r"takes q \(batch, heads, seq_len, head_dim\) and k and v \(batch, .+ divides heads, not q \("
@@ -462,7 +429,7 @@ DTYPES = "takes tensors in float16, bfloat16, float32 or float64, and q is torch
 def test_what_there_is_no_attention_of_is_refused_in_a_line(called, monkeypatch, on, sizes, options, said):
     made = [tensor(*size, dtype=options.get("dtype", torch.float16)) for size in sizes]
     if on == "a CPU":
-        monkeypatch.setattr(attend, "KIND", torch.Tensor)
+        monkeypatch.setattr(calls, "KIND", torch.Tensor)
         made = [one.as_subclass(torch.Tensor) for one in made]
     q, k = made
     with pytest.raises(ValueError, match=f"^attend {said}"):
@@ -486,7 +453,7 @@ def test_layouts_are_not_remembered_without_end(called, monkeypatch):
     monkeypatch.setattr(rungs, "KEPT", 8)
     for length in range(1, 40):
         attend.attend(tensor(2, 4, 1, 32), *[tensor(2, 4, length, 32)] * 2)
-    assert len(attend._prepared) <= 8
+    assert len(calls.prepared) <= 8
     assert called.names == ["sdpa"] * 39
 
 
@@ -522,12 +489,12 @@ ASKED = {
 def test_what_sdpa_serves_is_served_whatever_was_called_last(monkeypatch, name, gpu, causal):
     if gpu:
         monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-        monkeypatch.setattr(attend, "_looked", True)
+        monkeypatch.setattr(calls, "layouts", {})
     causal = causal and name != "nested"  # which SDPA doesn't serve
     k, v, before = (inputs.draw(PLAIN, seed, CPU)[0] for seed in range(3))
     q = k[:, :, -5:]
     attnlab.attend(q, k, v)
-    assert attend._last.is_alike(q, k, v) is gpu
+    assert calls.last.is_alike(q, k, v) is gpu
     seen = torch.ones(5, 33, dtype=torch.bool).tril(28) if causal else None
     theirs = ASKED[name](partial(scaled_dot_product_attention, attn_mask=seen), q, before)
     torch.testing.assert_close(ASKED[name](partial(attnlab.attend, causal=causal), q, before), theirs)

@@ -174,21 +174,3 @@ def test_a_compiled_model_calls_the_operator_within_the_block_without_a_graph_br
     with attnlab.attention():
         compiled(Q, Q)  # compiled before
     assert ["ops.attnlab.attention" in code for code in graphs] == [False, True, True]
-
-
-def test_a_model_of_transformers_takes_attend_by_its_name():
-    transformers = pytest.importorskip("transformers")
-    attnlab.register()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="attnlab").eval()
-    tokens, graphs = torch.arange(12).view(1, 12), []
-    with torch.no_grad():
-        ours = model(tokens, use_cache=False).logits
-        compiled = torch.compile(
-            model, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward
-        )
-        torch.testing.assert_close(compiled(tokens).logits, ours)
-        model.set_attn_implementation("sdpa")
-        torch.testing.assert_close(model(tokens, use_cache=False).logits, ours)
-    assert ["ops.attnlab.attention" in code for code in graphs] == [True]

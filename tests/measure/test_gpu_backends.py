@@ -21,7 +21,7 @@ from attnlab.measuring.subjects import inputs, registry
 from attnlab.measuring.subjects.implementation import Unsupported, attempt
 from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import tuned
-from attnlab.serving import attend
+from attnlab.serving import calls
 from attnlab.study.shapes import Shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu", "released")]
@@ -191,7 +191,7 @@ def test_attend_runs_the_very_kernel_that_the_table_names(by_table, name, shape)
 
 def test_the_direct_operators_compute_what_sdpa_does_bit_for_bit():
     drawn = inputs.draw(PLAIN, 0, GPU)
-    for name, direct in attend._DIRECT.items():
+    for name, direct in calls._DIRECT.items():
         with REGISTRY[name].selected():
             expected = scaled_dot_product_attention(*drawn, is_causal=True)
         assert torch.equal(direct(*drawn, True), expected), name
@@ -476,7 +476,7 @@ def test_what_is_tuned_is_called_in_later_processes_whatever_the_table_says(by_t
     assert {*found.speedups, *found.out} == set(tuned.CANDIDATES) - {"sdpa.auto"}
     assert all(map(torch.equal, given, before))
     assert found.chosen != "sdpa.math"
-    assert tuned.load(torch.cuda.get_device_name(), torch.__version__) == attend._tuned
+    assert tuned.load(torch.cuda.get_device_name(), torch.__version__) == calls.layouts
     forget_choices(monkeypatch)
     call = partial(attnlab.attend, *given, shape.causal)
     assert set(ran(call)) == set(needs(found.chosen, shape))

@@ -14,12 +14,8 @@ NAME = "attnlab"
 FAMILIES = {
     "gpt2": lambda: transformers.GPT2Config(n_layer=2, n_head=2, n_embd=128, n_positions=64, vocab_size=512),
     "llama": lambda: transformers.LlamaConfig(
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        hidden_size=256,
-        intermediate_size=256,
-        vocab_size=512,
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"hidden_size": 64, "intermediate_size": 64, "vocab_size": 512},
     ),
 }
 
@@ -107,17 +103,23 @@ def test_padding_before_a_cache_is_left_to_transformers(made, cache):
     assert calls == []
 
 
-def test_under_torch_compile_a_static_cache_breaks_no_graph(made):
-    network, calls = made
-
-    def compiled(net):
-        held = CACHES["static"](net.config)
-        net(tokens(), past_key_values=held)
-        return torch.compile(net, fullgraph=True, backend="aot_eager")(tokens(length=3), past_key_values=held).logits
-
-    theirs, ours = by_both(network, compiled)
-    torch.testing.assert_close(ours, theirs)
-    assert [q.shape[2] for q, *_ in calls] == [3, 3]
+@pytest.mark.parametrize("made", ["llama"], indirect=True)
+def test_under_torch_compile_a_prompt_and_a_static_cache_break_no_graph(made):
+    network, _ = made
+    network.set_attn_implementation(NAME)
+    graphs, held = [], CACHES["static"](network.config)
+    compiled = torch.compile(
+        network, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward
+    )
+    torch.testing.assert_close(compiled(tokens()).logits, network(tokens(), use_cache=False).logits)
+    network(tokens(), past_key_values=held)
+    ours = compiled(tokens(length=3), past_key_values=held).logits
+    network.set_attn_implementation("sdpa")
+    held = CACHES["static"](network.config)
+    network(tokens(), past_key_values=held)
+    torch.testing.assert_close(ours, network(tokens(length=3), past_key_values=held).logits)
+    assert ["ops.attnlab.attention" in code for code in graphs] == [True, True]
+    assert ["ops.attnlab.attention_of_lengths" in code for code in graphs] == [False, True]
 
 
 def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():

@@ -2,8 +2,7 @@
 
 import os
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import ladders
 import pytest
@@ -15,13 +14,6 @@ from attnlab.study import tuning
 HERE = "NVIDIA H200", "2.11"
 FLASH = Entry(implementation="sdpa.flash")
 NO_SUCH = '{"device": "NVIDIA H200", "torch": "2.11", "layouts": {"one": {"implementation": "sdpa.flsh"}}}'
-KEEP = """
-import sys
-from attnlab.runs import tuned
-sys.stdin.readline()
-for number in range(40):
-    tuned.keep("NVIDIA H200", "2.11", f"{sys.argv[1]} {number}", tuned.Entry(implementation="sdpa.flash"))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +33,9 @@ def test_what_is_kept_is_loaded_by_this_device_and_pytorch_alone():
         os.replace(tuned.path(*other), tuned.path(*HERE))
 
 
-def test_processes_that_keep_at_once_lose_nothing():
-    started = [
-        subprocess.Popen([sys.executable, "-c", KEEP, name], stdin=subprocess.PIPE, text=True) for name in ("a", "b")
-    ]
-    for one in started:
-        one.stdin.write("go\n")
-        one.stdin.flush()
-    assert [one.wait() for one in started] == [0, 0]
+def test_writers_that_keep_at_once_lose_nothing():
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: tuned.keep(*HERE, f"layout {number}", FLASH), range(80)))
     assert len(tuned.load(*HERE)) == 80
 
 

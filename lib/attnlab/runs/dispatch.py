@@ -2,11 +2,15 @@
 
 import hashlib
 import math
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache, cached_property
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
 from pydantic import BaseModel, model_validator
 
 from attnlab.base import documents, paths
@@ -16,7 +20,6 @@ from attnlab.study import ladder, tuning
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Tuning
 
 NEAREST = 4
 """The measured shapes by which one is judged that was not measured."""
@@ -25,17 +28,15 @@ SOFTENING = 0.3
 FARTHEST = 4.0
 """Where the nearest measured shape is more doublings away, nothing is known."""
 TILE_QUERIES, TILE_KEYS = 64, 128
-"""Lengths that need as many tiles of so many queries and keys lie at one place: a tile costs the same half empty."""
+"""Lengths that need as many tiles are at one place: a tile costs the same half empty."""
 
 
 class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
     """The implementation to call at one shape that was measured.
 
     Attributes:
-        speedup: its speedup over the fallback by the clock where it gains least; `low` and `high` are the ends of the
-            interval.
-        speedups: of every candidate, the geometric mean of those by each clock, or if it is slower by any, the least;
-            on the values where it gains least.
+        speedup: over the fallback, by the clock where it gains least, with its interval `low` to `high`.
+        speedups: the `choices.gain` of every candidate, on the values where it gains least.
         instance: what `kernel.best` ran, as `Tuning.running` gives it; empty where it isn't among the candidates.
     """
 
@@ -62,9 +63,8 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
         except ValueError as error:
             raise UserError(str(error)) from None
         if not self.low <= self.speedup <= self.high:
-            raise UserError(
-                f"{shape}: the interval from {self.low:g} to {self.high:g} doesn't hold the speedup of {self.speedup:g}"
-            )
+            interval = f"the interval from {self.low:g} to {self.high:g}"
+            raise UserError(f"{shape}: {interval} doesn't hold the speedup of {self.speedup:g}")
         return self
 
     @property
@@ -80,10 +80,8 @@ class Regret(BaseModel, extra="forbid", frozen=True, strict=True):
 
     Attributes:
         best_pct: the share of the shapes at which nothing was more than 1 % faster than the choice.
-        mean_pct: how much longer than the best the choices take, in the geometric mean.
-        worst_pct: the same at the shape where it is most, `worst`. Of several medians the least is so partly by chance,
-            and so is the worst of many shapes.
-        certain_pct: the most where a verdict says that the best is faster than the choice; 0 where none does.
+        mean_pct: how much longer than the best the choices take, in the geometric mean; `worst_pct` the most, at the
+            shape `worst`, partly by chance; `certain_pct` the most that a verdict confirms, 0 if there is none.
         lead: the speedup of the choices over the fallback in the geometric mean; `least_lead` the lowest.
     """
 
@@ -105,10 +103,9 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         run: their names, by commas; `seal` likewise.
         timing: the clocks that the choices go by.
         sources: the hash of each rung that it names, as `ladder.hashes` gives it.
-        error_pct: by implementation, how far its speedup at a measured shape is from the estimate by the others: the
-            root mean square.
-        regret: for each clock, what the choices cost at shapes drawn at random; empty where none were measured.
-        drawn: those shapes by their labels, and what `kernel.best` ran there, as `Choice.instance`.
+        error_pct: by implementation, the root mean square distance of speedups from the estimates by other shapes.
+        regret: for each clock; empty where no shapes were drawn at random.
+        drawn: what `kernel.best` ran at those shapes, by their labels, as `Choice.instance`.
     """
 
     version: Literal[2] = 2
@@ -125,18 +122,17 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @model_validator(mode="after")
     def _names_no_shape_twice(self) -> "Dispatch":
-        if len(self._at) < len(self.choices):
-            twice = next(choice.shape for choice in self.choices if self._at[choice.shape] is not choice)
-            raise UserError(f"{twice} is there twice: leave one")
+        if twice := [choice.shape for choice in self.choices if self._at[choice.shape] is not choice]:
+            raise UserError(f"{twice[0]} is there twice: leave one")
         return self
 
     @cached_property
     def named(self) -> list[str]:
         """The implementations other than the fallback that it may choose, without kernels that have changed since."""
         names = {choice.implementation for choice in self.choices} | {n for c in self.choices for n in c.speedups}
-        rungs = set(self.sources) - {BEST}
+        rungs = {name: source for name, source in self.sources.items() if name != BEST}
         now = ladder.hashes() if rungs else {}
-        changed = {name for name in rungs if self.sources[name] != now.get(name)}
+        changed = {name for name, source in rungs.items() if source != now.get(name)}
         return sorted(names - changed - {FALLBACK})
 
     def choose(self, shape: Shape) -> str:
@@ -159,52 +155,35 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         It is the mean of their logarithms, weighted by the inverse square of the distance (Shepard 1968), among shapes
         of the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
         """
-        near = list(islice((pair for pair in self._near(shape) if self._holds(pair[1])), NEAREST))
+        own, here = self._at.get(shape), _place(shape)
+        alike = ((math.dist(here, its), choice) for choice, its in self._places.get(_kind(shape), []))
+        by_distance = sorted((pair for pair in alike if pair[1] is not own), key=itemgetter(0))
+        near = list(islice((pair for pair in by_distance if self._holds(pair[1])), NEAREST))
         if not near or near[0][0] > FARTHEST:
             return {}
         weights = [1 / (distance + SOFTENING) ** 2 for distance, _ in near]
         speedups = [choice.speedups for _, choice in near]
-        return {
-            name: math.exp(
-                sum(w * math.log(each[name]) for w, each in zip(weights, speedups, strict=True)) / sum(weights)
-            )
-            for name in sorted(set.intersection(*map(set, speedups)))
-        }
+        everywhere = sorted(set.intersection(*map(set, speedups)))
+        logs = {name: [math.log(each[name]) for each in speedups] for name in everywhere}
+        return {name: math.exp(np.average(some, weights=weights)) for name, some in logs.items()}
 
     def still_runs(self, shape: Shape) -> bool:
         """Whether a shape was measured, and `kernel.best` runs the same there now."""
         measured = self._at.get(shape)
         ran = measured.instance if measured else self.drawn.get(shape.label)
-        return ran is not None and not self._runs_another(shape, ran)
+        return ran is not None and ran == self._running(shape)
 
     def _holds(self, choice: Choice) -> bool:
         """Whether `kernel.best` still runs what was measured at a shape."""
-        return BEST not in choice.speedups or not self._runs_another(choice.shape, choice.instance)
-
-    def _runs_another(self, shape: Shape, ran: str) -> bool:
-        """Whether `kernel.best` now runs another instance at a shape than the one it ran; asked once of each."""
-        if shape not in self._asked:
-            running = self._tuning.running(shape) if self._tuning else ""
-            self._asked[shape] = ran != running
-        return self._asked[shape]
+        return BEST not in choice.speedups or choice.instance == self._running(choice.shape)
 
     @cached_property
-    def _tuning(self) -> Tuning | None:
+    def _running(self) -> Callable[[Shape], str]:
+        """What `kernel.best` runs at a shape now, as `Tuning.running` gives it; asked once of each."""
         try:
-            return tuning.load(self.device)
+            return cache(tuning.load(self.device).running)
         except UserError:
-            return None
-
-    @cached_property
-    def _asked(self) -> dict[Shape, bool]:
-        return {}
-
-    def _near(self, shape: Shape) -> list[tuple[float, Choice]]:
-        """The measured shapes that are like one in what is no size, each with its distance, the nearest first."""
-        own, place = self._at.get(shape), _place(shape)
-        alike = self._places.get(_kind(shape), [])
-        found = [(math.dist(place, its), choice) for choice, its in alike if choice is not own]
-        return sorted(found, key=lambda pair: pair[0])
+            return lambda shape: ""
 
     @cached_property
     def _at(self) -> dict[Shape, Choice]:
@@ -212,9 +191,9 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @cached_property
     def _places(self) -> dict[tuple[int, bool, bool], list[tuple[Choice, tuple[float, ...]]]]:
-        found: dict[tuple[int, bool, bool], list[tuple[Choice, tuple[float, ...]]]] = {}
+        found = defaultdict(list)
         for shape, choice in self._at.items():
-            found.setdefault(_kind(shape), []).append((choice, _place(shape)))
+            found[_kind(shape)].append((choice, _place(shape)))
         return found
 
 
@@ -229,21 +208,14 @@ def _place(shape: Shape) -> tuple[float, ...]:
     keys are next to 128, though they take cuDNN two tiles for one: it was called where `kernel.best` takes half as
     long.
     """
-    queries = shape.seq_len if tuning.rows_of(shape) else _whole(shape.seq_len, TILE_QUERIES)
-    sizes = shape.batch * shape.heads, queries, shape.heads // shape.kv_heads, _whole(shape.kv_len, TILE_KEYS)
+    queries = shape.seq_len if tuning.rows_of(shape) else TILE_QUERIES * math.ceil(shape.seq_len / TILE_QUERIES)
+    keys = TILE_KEYS * math.ceil(shape.kv_len / TILE_KEYS)
+    sizes = shape.batch * shape.heads, queries, shape.heads // shape.kv_heads, keys
     return tuple(map(math.log2, sizes))
 
 
-def _whole(length: int, tile: int) -> int:
-    return tile * math.ceil(length / tile)
-
-
 def identity(device_name: str, torch: str | None = None) -> dict[str, str]:
-    """The runs that the table of a device was made from, and its SHA-256 by the name of its file; empty without one.
-
-    Raises:
-        UserError: `load` refuses the table.
-    """
+    """The runs that a device's table is by, and its SHA-256 by the name of its file; empty without one; as `load`."""
     file = path(device_name)
     if not file.is_file():
         return {}
@@ -266,9 +238,8 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
     Args:
         torch: the version of PyTorch that will call what the table names; None where none will.
 
-    Raises:
-        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device or
-            under another PyTorch.
+    Raises UserError: the file doesn't exist or holds no table; or it was made on another device or under another
+    PyTorch.
     """
     where, command = paths.shown(source), "make dispatch RUN=<run>"
     absent = f"there is no dispatch table {where}: `{command}` writes one"

@@ -10,10 +10,9 @@ from attnlab.runs.schema import CASE, Row, Run
 from attnlab.study import callables, ladder, tuning
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Tuning
 
 Changes = dict[str, frozenset[Shape] | None]
-"""What changed since a run, by its name: the shapes at which it did, or None for all."""
+"""The kernels that changed since a run, by name: the shapes at which they did, or None for all."""
 
 
 def shape_of(row: Mapping[Any, Any]) -> Shape:
@@ -56,16 +55,15 @@ def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
     except UserError:
         return None
     known = tuned.sources if same else run.manifest["kernels"]
-    found = frozenset(shape_of(row) for row in rows if not _would_launch(tuned, known, row))
+
+    def is_launched_now(row: Row) -> bool:
+        shape = shape_of(row)
+        try:
+            rung, tile = tuned.instance(tuned.choice(shape))
+        except UserError:
+            return False
+        is_same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
+        return is_same and known.get(rung.implementation) == tuned.sources[rung.implementation]
+
+    found = frozenset(shape_of(row) for row in rows if not is_launched_now(row))
     return found if same or found < set(map(shape_of, rows)) else None
-
-
-def _would_launch(tuned: Tuning, known: Mapping[str, str], row: Row) -> bool:
-    """Whether a tuning chooses what was launched by a row of the table ``resources``, of a source that is known."""
-    shape = shape_of(row)
-    try:
-        rung, tile = tuned.instance(tuned.choice(shape))
-    except UserError:
-        return False
-    same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
-    return same and known.get(rung.implementation) == tuned.sources[rung.implementation]

@@ -28,7 +28,7 @@ class Entry(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Tuned(BaseModel, extra="forbid", frozen=True, strict=True):
-    """The layouts that were tuned on one device under one PyTorch, by the words that `attend.layout_words` has."""
+    """The layouts that were tuned on one device under one PyTorch, by `serving.calls.layout_words`."""
 
     version: Literal[1] = 1
     device: str
@@ -51,18 +51,13 @@ def load(device_name: str, torch: str) -> dict[str, str]:
     except (UserError, OSError, RuntimeError) as error:  # the last where there is no home
         warnings.warn(f"attend goes by no tuned layouts: {error}", stacklevel=2)
         return {}
-    return {
-        words: entry.implementation
-        for words, entry in layouts.items()
-        if entry.source == now.get(entry.implementation, "")
-    }
+    return {words: e.implementation for words, e in layouts.items() if e.source == now.get(e.implementation, "")}
 
 
 def keep(device_name: str, torch: str, words: str, entry: Entry) -> Path:
-    """Keep what was found at a layout beside what other processes keep; a damaged file is replaced.
+    """Keep the choice at a layout next to those that other processes keep; a damaged file is replaced.
 
-    Raises:
-        OSError: the folder takes no file. RuntimeError: there is no home for one.
+    Raises OSError: the folder takes no file. RuntimeError: there is no home for one.
     """
     file = path(device_name, torch)
     with files.held(file.with_suffix(".lock")):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import lru_cache, update_wrapper
 from math import isfinite
 from threading import Lock
@@ -27,11 +28,11 @@ _lock = Lock()
 def attention() -> Iterator[None]:
     """Replace ``torch.nn.functional.scaled_dot_product_attention`` by `attend` within a block.
 
-    The function that was there, PyTorch's or another library's, computes what `attend` doesn't: with a mask, dropout or
-    gradients, with `is_causal` where queries and keys differ in number, with unlike heads without `enable_gqa`, and
-    from inputs that differ in dtype, device or head_dim, or have other than four dimensions. It is put back when the
-    last of the blocks ends that are nested, or open in other threads. Whoever saved the function of the block calls it
-    from then on, too. What another library put in its place within the block stays.
+    The function that was there, PyTorch's or another library's, computes all else: with a mask, dropout or gradients,
+    with `is_causal` where queries and keys differ in number, with unlike heads without `enable_gqa`, and from inputs
+    that differ in dtype, device or head_dim, or have other than four dimensions. It is put back when the last of the
+    blocks ends that are nested, or open in other threads; a saved function of the block calls it from then on. A
+    function that another library put in its place within the block stays.
 
     The block holds for all threads of the process. Code that imported the function by its name before, as in
     ``from torch.nn.functional import ...``, keeps PyTorch's. Under torch.compile there is no graph break.
@@ -51,11 +52,7 @@ def attention() -> Iterator[None]:
 
 
 class _InPlace:
-    """PyTorch's function, by `attend` where that serves and a block is open; else by the function `before`.
-
-    Attributes:
-        blocks: how many blocks are open that put it in place.
-    """
+    """PyTorch's function, by `attend` where that serves and one of its `blocks` is open; else by that `before`."""
 
     def __init__(self, before: Callable[..., Tensor]) -> None:
         update_wrapper(self, before)
@@ -80,15 +77,10 @@ class _InPlace:
         return self.before(*given, **options) if asked is None else attend(*asked)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object]]:
-        """What was there before: in another process, no block is open."""
-        return _itself, (self.before,)
+        return copy, (self.before,)  # a function's copy is itself: in another process, no block is open
 
 
 _in_place_of = lru_cache(KEPT)(_InPlace)
-
-
-def _itself(function: object) -> object:
-    return function
 
 
 def _asked(
@@ -103,24 +95,19 @@ def _asked(
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, bool, float | None] | None:
     """The arguments of `attend` that computes the same as PyTorch's function does of these; None if none does."""
-    usual = isinstance(is_causal, bool) and isinstance(enable_gqa, bool) and attn_mask is None and dropout_p == 0
+    if attn_mask is not None or dropout_p != 0 or not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
+        return None
     finite = scale is None or (isinstance(scale, int | float) and isfinite(scale))
-    free = usual and finite and not is_tracing() and not context.asks_for_sdpa()
-    serves = free and _serves(query, key, value, is_causal, enable_gqa)
-    return (query, key, value, is_causal, scale) if serves else None
-
-
-def _serves(q: Tensor, k: Tensor, v: Tensor, causal: bool, grouped: bool) -> bool:
-    """Whether `attend` computes the same of these tensors."""
+    if not finite or is_tracing() or context.asks_for_sdpa():
+        return None
+    q, k, v = query, key, value
     if not type(q) is type(k) is type(v) is Tensor or q.is_nested or k.is_nested or v.is_nested:
-        return False
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return False
-    if q.dim() != 4 or k.shape != v.shape or q.dtype not in SERVED:
-        return False
-    if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
-        return False
+        return None
+    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and q.dtype in SERVED
+    if q.dim() != 4 or k.shape != v.shape or not alike or context.needs_gradients(q, k, v):
+        return None
     (batch, heads, seq_len, head_dim), (kv_batch, kv_heads, kv_len, key_dim) = q.shape, k.shape
-    if batch != kv_batch or head_dim != key_dim or (causal and seq_len != kv_len):
-        return False
-    return heads == kv_heads or bool(grouped and kv_heads and heads % kv_heads == 0)
+    if batch != kv_batch or head_dim != key_dim or (is_causal and seq_len != kv_len):
+        return None
+    serves = heads == kv_heads or (enable_gqa and kv_heads and heads % kv_heads == 0)
+    return (q, k, v, is_causal, scale) if serves else None

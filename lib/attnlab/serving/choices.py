@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pandas as pd
 from scipy.stats import gmean
 
@@ -25,7 +24,7 @@ from attnlab.study.studies import Timing
 from attnlab.study.values import ZEROS
 
 CLOCKS = [Timing(clock="eager", cache="warm"), Timing(clock="device", cache="warm")]
-"""The timings that decide: what a program sees that calls, launch gap included, and one that replays graphs."""
+"""The timings that decide: that of a program that calls, launch gap included, and of one that replays graphs."""
 CALLABLE = ("sdpa.", PREFIX)
 REQUESTS = 2000
 """Length of the stream of requests in each replicate."""
@@ -52,12 +51,11 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
     runs are of several devices, versions of PyTorch or clocks.
     """
     parts = [HeldOut.of(run, before) for run in several]
-    first = parts[0]
+    shared, first = parts[0].shared, several[0].name
     for part in parts:
-        if unlike := next((what for what in HeldOut.SHARED if getattr(part, what) != getattr(first, what)), ""):
-            values = f"{getattr(first, unlike)} and {getattr(part, unlike)}"
-            names = f"{first.run.name!r} and {part.run.name!r}"
-            raise UserError(f"{names} can't make one table: their {unlike} is {values}")
+        if unlike := [field for field in shared if part.shared[field] != shared[field]]:
+            values = f"their {unlike[0]} is {shared[unlike[0]]} and {part.shared[unlike[0]]}"
+            raise UserError(f"{first!r} and {part.run.name!r} can't make one table: {values}")
     run = ",".join(part.run.name for part in parts)
     choices = {choice.shape: choice for part in parts for choice in part.choices()}
     if not choices:
@@ -66,33 +64,30 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
     made = Dispatch(
         run=run,
         seal=",".join(part.run.manifest["seal"] for part in parts),
-        device=first.device,
-        torch=first.torch,
-        timing=first.clocks,
+        **shared,
         choices=sorted(choices.values(), key=attrgetter(*Choice.AXES)),
         sources={name: source for name, source in ladder.hashes().items() if name in named},
     )
-    made = made.model_copy(update={"error_pct": _errors_pct(made)})
     held_out = {shape: part for part in parts for shape in part.served if shape not in choices}
-    regrets = [_regret(held_out, made, timing) for timing in first.timings] if held_out else []
-    drawn = {s.label: part.running(s) for part in parts if part.running for s in part.served if s in held_out}
-    return made.model_copy(update={"regret": regrets, "drawn": drawn})
+    drawn = {shape.label: part.running(shape) for shape, part in held_out.items() if part.running}
+    regrets = [_regret(held_out, made, timing) for timing in parts[0].timings] if held_out else []
+    return made.model_copy(update={"error_pct": _errors_pct(made), "regret": regrets, "drawn": drawn})
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a run gives to a table.
+    """The part of a run that counts for a table.
 
     Attributes:
-        timings: those of `CLOCKS` that it was timed by.
+        timings: those of `CLOCKS` that it was timed by; `samples` are under these.
         names: the candidates, without kernels that have changed since.
         served: the shapes that a table can speak of, each once, whatever its values, and without those at which
             `kernel.best` changed while it is still a candidate.
     """
 
-    SHARED: ClassVar[tuple[str, ...]] = ("device", "torch", "clocks")
     run: Run
     timings: list[Timing]
+    samples: pd.DataFrame
     names: list[str]
     served: list[Shape]
 
@@ -104,81 +99,57 @@ class HeldOut:
             raise UserError(f"the run {run.name!r} was recorded on a CPU, where `attend` is SDPA: name one of a GPU")
         if study.baseline != FALLBACK:
             raise UserError(f"the baseline of {run.name!r} is {study.baseline}, and has to be {FALLBACK}")
-        there = set(run.samples[TIMING].drop_duplicates().itertuples(index=False, name=None))
-        timings = [timing for timing in CLOCKS if (timing.clock, timing.cache) in there]
+        timings = [timing for timing in CLOCKS if len(_under(run.samples, timing))]
         if not timings:
             words = " or ".join(timing.words for timing in CLOCKS)
             raise UserError(f"the run {run.name!r} was not timed by the {words}, by which `attend` is to choose")
-        changed = stale(run)
+        samples, changed = _under(run.samples, *timings), stale(run)
+        timed = samples.loc[samples["implementation"] == FALLBACK, [*PLAIN, *TIMING]].drop_duplicates()
+        by_all = {_plain(key) for key, count in timed.groupby(PLAIN).size().items() if count == len(timings)}
         plain = dict.fromkeys(shape.plain for shape in study.shapes)
-        known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
+        served = [shape for shape in plain if shape == Shape(**_chosen_by(shape)) and shape in by_all]
         if BEST in changed and before and run.manifest["seal"] in before.seal.split(","):
-            known = [shape for shape in known if before.still_runs(shape)]
+            served = [shape for shape in served if before.still_runs(shape)]
             del changed[BEST]
         elif at := changed.get(BEST):
-            known = [shape for shape in known if shape not in {each.plain for each in at}]
+            served = [shape for shape in served if shape not in {each.plain for each in at}]
             del changed[BEST]
         names = [n for n in study.implementations if _is_callable(n) and n not in (FALLBACK, *changed)]
-        timed = _plain_shapes(run.samples[run.samples["implementation"] == FALLBACK], timings)
-        return cls(run, timings, names, [shape for shape in known if shape in timed])
+        return cls(run, timings, samples, names, served)
 
     @property
-    def device(self) -> str:
-        """The name of the device."""
-        return str(self.run.manifest["device"]["name"])
-
-    @property
-    def torch(self) -> str:
-        """The version of PyTorch."""
-        return str(self.run.manifest["environment"]["packages"]["torch"])
-
-    @property
-    def clocks(self) -> str:
-        """The timings that decide, in words."""
-        return " and ".join(timing.words for timing in self.timings)
+    def shared(self) -> dict[str, Any]:
+        """The fields of a table that its runs share: the device, PyTorch, and the timings that decide, in words."""
+        packages, timing = self.run.manifest["environment"]["packages"], " and ".join(t.words for t in self.timings)
+        return {"device": self.run.manifest["device"]["name"], "torch": packages["torch"], "timing": timing}
 
     @cached_property
     def running(self) -> Callable[[Shape], str] | None:
         """What `kernel.best` runs at a shape (`Tuning.running`); None if it is no candidate."""
-        return tuning.load(self.device).running if BEST in self.names else None
-
-    @cached_property
-    def worst(self) -> dict[Shape, pd.DataFrame]:
-        """By plain shape: for each candidate and clock the verdict on its worst distribution."""
-        found = frames.worst(frames.compare(self.run.samples, FALLBACK))
-        found = found[found["candidate"].isin(self.names) & _is_under(found, self.timings)]
-        timed = self.run.samples[self.run.samples["implementation"] == FALLBACK]
-        wanted = timed[timed["values"] != ZEROS].groupby([*PLAIN, *TIMING])["values"].nunique().rename("wanted")
-        found = found.merge(wanted.reset_index(), on=[*PLAIN, *TIMING], how="left")
-        found["is_whole"] = ~(found["n"] < found["wanted"])
-        is_whole = found.groupby(["candidate", *PLAIN])["is_whole"]
-        complete = found[(is_whole.transform("size") == len(self.timings)) & is_whole.transform("all")]
-        return {
-            shape_of({**dict(zip(PLAIN, key, strict=True)), "values": "normal"}): rows
-            for key, rows in complete.groupby(PLAIN)
-        }
+        return tuning.load(self.shared["device"]).running if BEST in self.names else None
 
     def choices(self) -> list[Choice]:
-        """The choice at each shape that the study states."""
+        """The choice at each shape that the study states, by the verdicts on the worst distribution."""
+        if not self.served:
+            return []
+        found = frames.worst(frames.compare(self.samples, FALLBACK))
+        timed = self.samples[(self.samples["implementation"] == FALLBACK) & (self.samples["values"] != ZEROS)]
+        wanted = timed.groupby([*PLAIN, *TIMING])["values"].nunique().rename("wanted").reset_index()
+        found = found[found["candidate"].isin(self.names)].merge(wanted, on=[*PLAIN, *TIMING], how="left")
+        found = found[~(found["n"] < found["wanted"])]
+        is_whole = found.groupby(["candidate", *PLAIN])["n"].transform("size") == len(self.timings)
+        worst = {_plain(key): rows for key, rows in found[is_whole].groupby(PLAIN)}
         stated = {shape.plain for shape in studies.recorded(self.run.manifest).swept_shapes}
-        return [_choice(shape, self.worst.get(shape), self.running) for shape in self.served if shape in stated]
+        return [_choice(shape, worst.get(shape), self.running) for shape in self.served if shape in stated]
 
 
-def _is_under(rows: pd.DataFrame, timings: list[Timing]) -> pd.Series:
-    return pd.Series(
-        np.logical_or.reduce([(rows["clock"] == t.clock) & (rows["cache"] == t.cache) for t in timings]), rows.index
-    )
+def _under(rows: pd.DataFrame, *timings: Timing) -> pd.DataFrame:
+    stated = [(timing.clock, timing.cache) for timing in timings]
+    return rows[[key in stated for key in zip(rows["clock"], rows["cache"], strict=True)]]
 
 
-def _plain_shapes(rows: pd.DataFrame, timings: list[Timing]) -> set[Shape]:
-    """The shapes, whatever their values, that have rows under each timing."""
-    keys = rows.loc[_is_under(rows, timings), [*PLAIN, *TIMING]].drop_duplicates()
-    counts = keys.groupby(PLAIN).size()
-    return {
-        shape_of({**dict(zip(PLAIN, key, strict=True)), "values": "normal"})
-        for key, count in counts.items()
-        if count == len(timings)
-    }
+def _plain(key: Any) -> Shape:
+    return shape_of({**dict(zip(PLAIN, key, strict=True)), "values": "normal"})
 
 
 def study(made: Dispatch) -> dict[str, Any]:
@@ -206,10 +177,10 @@ def fastest(verdicts: pd.DataFrame) -> tuple[str, dict[str, pd.Series]]:
 
     Of several, it is the one with the highest `gain`. The row with the lowest speedup of each candidate follows.
     """
-    by_name = dict(iter(verdicts.groupby("candidate", sort=False)))
-    least = {str(name): rows.loc[rows["speedup"].idxmin()] for name, rows in by_name.items()}
-    decisions = {str(name): set(rows["decision"]) for name, rows in by_name.items()}
-    faster = [name for name, said in decisions.items() if "faster" in said and "slower" not in said]
+    by_name = {str(name): rows for name, rows in verdicts.groupby("candidate", sort=False)}
+    least = {name: rows.loc[rows["speedup"].idxmin()] for name, rows in by_name.items()}
+    decisions = {name: set(rows["decision"]) for name, rows in by_name.items()}
+    faster = [name for name, its in decisions.items() if "faster" in its and "slower" not in its]
     return max(faster, key=lambda name: gain(by_name[name]), default=FALLBACK), least
 
 
@@ -226,7 +197,7 @@ def gain(rows: pd.DataFrame) -> float:
 def _choice(shape: Shape, rows: pd.DataFrame | None, running: Callable[[Shape], str] | None) -> Choice:
     rows = pd.DataFrame(columns=["candidate", "speedup", "decision"]) if rows is None else rows
     best, least = fastest(rows)
-    speedup = least.get(best, pd.Series({"speedup": 1.0, "low": 1.0, "high": 1.0}))
+    speedup: Any = least.get(best, dict.fromkeys(("speedup", "low", "high"), 1.0))
     return Choice(
         **_chosen_by(shape),
         implementation=best,
@@ -253,13 +224,9 @@ def _regret(held_out: Mapping[Shape, HeldOut], made: Dispatch, timing: Timing) -
 
     At each shape the distribution counts on which the choice does worst.
     """
-    parts = {part.run.name: part for part in held_out.values()}
-    each = pd.concat(
-        [
-            _costs(part.run, {s: made.choose(s) for s, its in held_out.items() if its is part}, timing)
-            for part in parts.values()
-        ]
-    )
+    parts = {part.run.name: part for part in held_out.values()}.values()
+    chosen = ({shape: made.choose(shape) for shape, its in held_out.items() if its is part} for part in parts)
+    each = pd.concat([_costs(part, choices, timing) for part, choices in zip(parts, chosen, strict=True)])
     at = each.groupby("shape", sort=False)
     costs, leads = at["over_best"].max(), at["lead"].min()
     return Regret(
@@ -269,51 +236,39 @@ def _regret(held_out: Mapping[Shape, HeldOut], made: Dispatch, timing: Timing) -
         mean_pct=100 * (float(gmean(costs)) - 1),
         worst_pct=100 * (float(costs.max()) - 1),
         worst=str(costs.idxmax()),
-        certain_pct=100 * (float(each.loc[each["is_certain"], "over_best"].max()) - 1)
-        if each["is_certain"].any()
-        else 0.0,
+        certain_pct=100 * (float(each["certain"].max()) - 1),
         lead=float(gmean(leads)),
         least_lead=float(leads.min()),
     )
 
 
-def _costs(run: Run, chosen: Mapping[Shape, str], timing: Timing) -> pd.DataFrame:
-    """What choices cost on each distribution: shape, over_best (latency over the least), is_certain, lead over SDPA.
+def _costs(part: HeldOut, chosen: Mapping[Shape, str], timing: Timing) -> pd.DataFrame:
+    """What choices cost on each distribution: shape, over_best (latency over the least), lead over SDPA, certain.
 
-    A choice that has no latency there is refused when it is called: the fallback serves. It is certain that the best is
-    faster where a verdict says so.
+    A choice that has no latency there is refused when it is called: the fallback serves. `certain` is over_best where a
+    verdict says that the best is faster than the choice, each in a family of its own; else 1.
     """
-    samples = run.samples[_is_under(run.samples, [timing]) & run.samples["implementation"].map(_is_callable)]
+    samples = _under(part.samples, timing)
+    smallest = frames.control(samples, FALLBACK).set_index(AXES)["smallest_effect"]
+    samples = samples[samples["implementation"].map(_is_callable)]
     cases = frames.summarize(samples)
-    itself = frames.control(run.samples[_is_under(run.samples, [timing])], FALLBACK)
-    smallest = itself.set_index(AXES)["smallest_effect"].to_dict()
-    rows, pairs = [], []
+    rows = []
     for key, group in cases[cases["values"] != ZEROS].groupby(AXES, sort=False):
-        shape, medians = shape_of(dict(zip(AXES, key, strict=True))), group.set_index("implementation")["median_us"]
-        if shape.plain not in chosen or FALLBACK not in medians:
-            continue
-        name = chosen[shape.plain]
-        called, best = name if name in medians else FALLBACK, str(medians.idxmin())
-        rows.append(
-            (shape.plain.label, called, best, medians[called] / medians[best], medians[FALLBACK] / medians[called])
+        shape, us = _plain(key[: len(PLAIN)]), group.set_index("implementation")["median_us"]
+        if shape in chosen and FALLBACK in us:
+            called, best = chosen[shape] if chosen[shape] in us else FALLBACK, str(us.idxmin())
+            rows.append((*key, shape.label, called, best, us[called] / us[best], us[FALLBACK] / us[called]))
+    found = pd.DataFrame(rows, columns=[*AXES, "shape", "called", "best", "over_best", "lead"])
+    roles = found[found["called"] != found["best"]].melt(AXES, ["called", "best"], "role", "implementation")
+    both = samples.merge(roles, on=[*AXES, "implementation"])
+    found, is_certain = found.set_index(AXES), pd.Series(dtype=bool)
+    if len(both):
+        verdicts = frames.compare(
+            both.drop(columns="implementation").rename(columns={"role": "implementation"}), "called"
         )
-        pairs.append((key, called, best))
-    certain = _certain(samples, pairs, smallest)
-    found = pd.DataFrame(rows, columns=["shape", "called", "best", "over_best", "lead"])
-    return found.assign(is_certain=[(key, called, best) in certain for key, called, best in pairs])
-
-
-def _certain(samples: pd.DataFrame, pairs: list[tuple[Any, str, str]], smallest: Mapping[Any, float]) -> set[Any]:
-    """The pairs whose second is faster than the first by a verdict: each is a family of its own."""
-    found = set()
-    for baseline in {called for _, called, best in pairs if called != best}:
-        wanted = {(*key, name) for key, called, best in pairs if called == baseline != best for name in (called, best)}
-        is_wanted = pd.MultiIndex.from_frame(samples[[*AXES, "implementation"]]).isin(wanted)
-        for row in frames.compare(samples[is_wanted], baseline).itertuples(index=False):
-            key = tuple(getattr(row, axis) for axis in AXES)
-            if row.decision == "faster" and math.log(row.speedup) >= math.log1p(smallest.get(key, 0.0)):
-                found.add((key, baseline, row.candidate))
-    return found
+        verdicts = verdicts.set_index(AXES).assign(smallest=smallest).fillna({"smallest": 0.0})
+        is_certain = (verdicts["decision"] == "faster") & (verdicts["speedup"] >= 1 + verdicts["smallest"])
+    return found.assign(certain=found["over_best"].where(is_certain.reindex(found.index, fill_value=False), 1.0))
 
 
 def _is_callable(name: str) -> bool:

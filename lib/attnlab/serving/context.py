@@ -43,6 +43,11 @@ def in_memory(*tensors: Tensor) -> bool:
     return keys.highestPriorityTypeId() == DispatchKey.Undefined
 
 
+def needs_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
 def is_autocast(device: torch.device) -> bool:
     """Whether autocast is on for a device of a kind that kernels or SDPA's operators here are for."""
     return device.type in ("cuda", "cpu") and torch.is_autocast_enabled(device.type)

@@ -27,18 +27,17 @@ def attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`attend` as transformers calls an attention; what `attend` doesn't compute goes to transformers' own SDPA.
+    """`attend` as transformers calls an attention.
 
-    That is whatever has a mask, such as padding, or dropout or a bias; and a causal prompt over more keys than queries,
-    whose mask transformers aligns to the beginning. A mask that `_mask` made as lengths is no mask to `attend`.
+    Transformers' own SDPA computes masks, such as padding, dropout and biases; and a causal prompt over more keys than
+    queries, whose mask transformers aligns to the beginning. Lengths that `_mask` made are no mask to `attend`.
 
     Args:
         query: ``(batch, heads, seq_len, head_dim)``.
         key: ``(batch, kv_heads, kv_len, head_dim)``; `value` likewise.
-        attention_mask: as transformers makes it, or what `_mask` made.
+        attention_mask: as transformers makes it, or as `_mask` does.
 
-    Returns:
-        ``(batch, seq_len, heads, head_dim)``, and no weights.
+    Returns ``(batch, seq_len, heads, head_dim)``, and no weights.
     """
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     plain = not dropout and all(others.get(name) is None for name in BEYOND) and key.shape == value.shape
@@ -52,13 +51,10 @@ def attention(
 
 
 def _mask(**given: Any) -> Tensor | None:
-    """The mask that transformers makes for SDPA, but for what `attend` computes without one.
+    """The mask of `transformers.masking_utils.sdpa_mask`, unless `attend` computes without one.
 
-    There is none for a plain causal prompt, under torch.compile either: for PyTorch before 2.14, transformers makes one
-    there. Of a few queries after a cache, it is the number of keys of each sequence, int32 ``(batch,)``: so many of a
-    static cache are in use, and all of another one.
-
-    Args: as `transformers.masking_utils.sdpa_mask`.
+    A plain causal prompt has none, under torch.compile either: for PyTorch before 2.14, transformers makes one there.
+    For a few queries after a cache it is the number of keys of each sequence that are in use, int32 ``(batch,)``.
     """
     q_length, kv_length, q_offset = given["q_length"], given["kv_length"], given.get("q_offset", 0)
     attention_mask, local_size = given.get("attention_mask"), given.get("local_size")

@@ -13,19 +13,16 @@ from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 from attnlab.measuring.subjects.implementation import Attention
 from attnlab.measuring.subjects.oracle import masked
 from attnlab.serving import context
+from attnlab.serving.calls import again
 
-NAME = "attnlab::attention"
-SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None) -> Tensor"
-OF_LENGTHS = "attention_of_lengths"
-OF_LENGTHS_SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor kv_lens, bool causal=False, float? scale=None) -> Tensor"
 _LIBRARY = torch.library.Library("attnlab", "DEF")
 
 
-def register(again: Callable[..., Tensor | None], anew: Attention) -> None:
-    """Make `again`, or `anew` where that gives None, the operator ``torch.ops.attnlab.attention``.
+def register(anew: Attention, of_lengths: Callable[..., Tensor]) -> None:
+    """Make `again`, or `anew` where that gives None, and `of_lengths`, which takes `kv_lens` too, the two operators.
 
-    Neither computes gradients. The operator's output has the strides of `torch.empty_like(q)`, whatever computed it.
-    Its gradients are those of PyTorch's scaled_dot_product_attention, which the backward pass calls anew.
+    Their outputs have the strides of `torch.empty_like(q)`, whatever computed them. ``attention`` has the gradients of
+    PyTorch's scaled_dot_product_attention, which the backward pass calls again; ``attention_of_lengths`` has none.
     """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -35,7 +32,7 @@ def register(again: Callable[..., Tensor | None], anew: Attention) -> None:
     def differentiable(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         output = again(q, k, v, causal, scale)  # looked at first: its tensors need no gradients, and nobody traces them
         if output is None:
-            if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            if context.needs_gradients(q, k, v):
                 found: Tensor = _Differentiable.apply(q, k, v, causal, scale)
                 return found
             if not type(q) is type(k) is type(v) is Tensor or torch._C._len_torch_dispatch_stack():
@@ -43,33 +40,19 @@ def register(again: Callable[..., Tensor | None], anew: Attention) -> None:
             output = anew(q, k, v, causal, scale)  # the dispatcher would take as long as a launch
         return _laid_out(output, q, k, v)
 
-    _LIBRARY.define(f"attention{SCHEMA}")
-    _LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
+    def with_lengths(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, *options: Any) -> Tensor:
+        return _laid_out(of_lengths(q, k, v, kv_lens, *options), q, k, v)
+
+    _define("attention", "", attention)
+    _define("attention_of_lengths", "Tensor kv_lens, ", with_lengths)
     _LIBRARY.impl("attention", differentiable, "Autograd")
-    torch.library.register_fake(NAME, _empty, lib=_LIBRARY)
-    _follow_sdpa("attention")
 
 
-def register_of_lengths(forward: Callable[..., Tensor]) -> None:
-    """Make `forward`, which takes `kv_lens` too, the operator ``torch.ops.attnlab.attention_of_lengths``.
-
-    It has no gradients. Its output has the strides of `torch.empty_like(q)`.
-    """
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, *options: Any) -> Tensor:
-        return _laid_out(forward(q, k, v, kv_lens, *options), q, k, v)
-
-    def empty(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, *options: Any) -> Tensor:
-        return _empty(q, k, v)
-
-    _LIBRARY.define(f"{OF_LENGTHS}{OF_LENGTHS_SCHEMA}")
-    _LIBRARY.impl(OF_LENGTHS, attention, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"attnlab::{OF_LENGTHS}", empty, lib=_LIBRARY)
-    _follow_sdpa(OF_LENGTHS)
-
-
-def _follow_sdpa(name: str) -> None:
-    """Let autocast cast the inputs of an operator as those of SDPA, and FLOPs be counted as SDPA's."""
+def _define(name: str, lengths: str, forward: Callable[..., Tensor]) -> None:
+    """Define an operator whose inputs autocast casts as those of SDPA, and whose FLOPs are counted as SDPA's."""
+    _LIBRARY.define(f"{name}(Tensor q, Tensor k, Tensor v, {lengths}bool causal=False, float? scale=None) -> Tensor")
+    _LIBRARY.impl(name, forward, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"attnlab::{name}", _empty, lib=_LIBRARY)
     operator = getattr(torch.ops.attnlab, name)
 
     def casting(key: DispatchKey, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
@@ -89,7 +72,7 @@ def _follow_sdpa(name: str) -> None:
 
 def _laid_out(output: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """An output with the strides of `torch.empty_like(q)`."""
-    # Whatever is newly allocated is dense: with the strides of `q`, it is laid out as expected.
+    # A new output is dense: with the strides of `q`, it is laid out as expected.
     if output.stride() == q.stride() or output.stride() == (expected := _empty(q, k, v)).stride():
         return output
     return expected.copy_(output)
@@ -101,7 +84,7 @@ def _below_autograd(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float 
     return output
 
 
-def _empty(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def _empty(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
     torch._check(v.shape == k.shape, lambda: f"V has to have the shape of K, {tuple(k.shape)}, not {tuple(v.shape)}")
     return torch.empty_like(q)
 
@@ -121,13 +104,7 @@ class _Differentiable(torch.autograd.Function):
             aligned = ctx.causal and bool(queries != keys)
             # torch.compile traces this, and can't trace SDPA's own mask that is aligned to the end.
             mask = ~masked(queries, keys, q.device) if aligned else None
-            output = scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask,
-                is_causal=ctx.causal and not aligned,
-                scale=ctx.scale,
-                enable_gqa=bool(q.shape[1] != k.shape[1]),
-            )
+            grouped = bool(q.shape[1] != k.shape[1])
+            options = {"is_causal": ctx.causal and not aligned, "scale": ctx.scale, "enable_gqa": grouped}
+            output = scaled_dot_product_attention(q, k, v, mask, **options)
             return (*torch.autograd.grad(output, given, gradient), None, None)

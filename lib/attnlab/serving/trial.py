@@ -8,8 +8,9 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,11 +22,11 @@ from attnlab.measuring.session.checks import few_heads
 from attnlab.measuring.session.subject import Subject, alive
 from attnlab.measuring.session.tune import ROUGH_CALLS, VALUES
 from attnlab.measuring.subjects import inputs, registry
-from attnlab.measuring.subjects.case import Call, Case
+from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.runs import tuned
 from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED
-from attnlab.serving import attend
+from attnlab.serving import calls
 from attnlab.study import implementations
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
@@ -33,28 +34,11 @@ from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
 
 WARMUP_CALLS = 10
-TOO_SLOW = 1.5
-"""A candidate that takes more than this many times as long as SDPA, by a few calls, is not timed."""
-# Rounds are as many as take this long, within limits.
-SECONDS = 2.0
-FEWEST_ROUNDS, MOST_ROUNDS = 7, 30
-# What a sample takes besides the calls in it.
-AROUND_US = 100.0
-
-
-class Block(NamedTuple):
-    """The samples of one clock on one kind of values: by implementation, a latency in µs for each round."""
-
-    timing: Timing
-    latencies_us: dict[str, list[float]]
-    tick_us: float
-
-
-class Timed(NamedTuple):
-    """The samples, and of each candidate that has none, why."""
-
-    blocks: list[Block]
-    out: dict[str, str]
+TOO_SLOW = 1.5  # times as long as SDPA, by a few calls: such a candidate is not timed
+SECONDS, FEWEST_ROUNDS, MOST_ROUNDS = 2.0, 7, 30  # of all rounds, whose number is within these limits
+AROUND_US = 100.0  # of a sample, besides the calls in it
+Timed = tuple[pd.DataFrame, dict[str, str]]
+"""The samples as `frames.compare` takes them; and of each candidate that has none, why."""
 
 
 def take(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, timings: Sequence[Timing]) -> Timed:
@@ -64,7 +48,7 @@ def take(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, tim
         UserError: `attend` calls SDPA for such tensors in any case, or SDPA can't be timed here and now.
         torch.AcceleratorError: the device failed.
     """
-    shape = _shape(q, k, v, causal)
+    shape = require_shape(q, k, v, causal)
     try:
         with torch.cuda.device(q.get_device()), torch.no_grad(), torch.autocast("cuda", enabled=False):
             given = tuple(torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=q.device) for t in (q, k, v))
@@ -77,12 +61,13 @@ def take(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, tim
         devices.release(q.device)
 
 
-def _shape(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape:
-    if not attend.is_plain(q, k, v):
+def require_shape(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape:
+    """The shape of tensors that can be timed; UserError for others."""
+    if not calls.is_plain(q, k, v):
         raise UserError("attnlab.tune takes plain tensors on an NVIDIA GPU: for others, attend calls SDPA")
     if torch.cuda.is_current_stream_capturing():
         raise UserError("attnlab.tune can't measure while a CUDA graph is captured: call it before")
-    shape = attend.shape_of(q, k, v, causal)
+    shape = calls.shape_of(q, k, v, causal)
     if shape is None:
         raise UserError("attnlab.tune has nothing to choose: for tensors of these sizes and dtypes, attend calls SDPA")
     if any(torch._debug_has_internal_overlap(tensor) == 1 for tensor in (q, k, v)):
@@ -111,18 +96,15 @@ class _Layout:
             subject.attempt(partial(cuda_events.capture, subject.case, pool))
         self._require_sdpa()
         tick_us = cuda_events.calibrate(self._device)["tick_us"]
-        blocks = [block for kind in VALUES for block in self._blocks(kind, timings, tick_us)]
-        return Timed(blocks, {one.implementation.name: one.reason for one in self._candidates if not one.alive})
+        rows = [row for kind in VALUES for timing in timings for row in self._rows(kind, timing, tick_us)]
+        return pd.DataFrame(rows), {one.implementation.name: one.reason for one in self._candidates if not one.alive}
 
     def _subject(self, name: str) -> Subject:
         subject = Subject(registry.find(name), Case(lambda: self._given, nullcontext))
-        subject.case.call = subject.attempt(partial(self._bound, name)) or subject.case.call
-        return subject
-
-    def _bound(self, name: str) -> Call:
         q, k, v = self._given
-        call, _ = attend.call_of(name, q, k, v, self._shape.causal, self._scale)
-        return partial(call, q, k, v)
+        if call := subject.attempt(partial(calls.call_of, name, q, k, v, self._shape.causal, self._scale)):
+            subject.case.call = partial(call, q, k, v)
+        return subject
 
     def _fill(self, kind: str) -> None:
         seed = random.SystemRandom().getrandbits(32)
@@ -158,7 +140,8 @@ class _Layout:
                 if check is not None and not check.passed:
                     subject.drop(FAILED, check.reason)
 
-    def _blocks(self, kind: str, timings: Sequence[Timing], tick_us: float) -> Iterator[Block]:
+    def _rows(self, kind: str, timing: Timing, tick_us: float) -> Iterator[dict[str, Any]]:
+        """A row for each sample by one clock on one input distribution."""
         self._fill(kind)
         cases = {one.implementation.name: one.case for one in alive(self._subjects)}
         each_us = [self._rough_us[name] for name in (*cases, FALLBACK)]
@@ -166,12 +149,15 @@ class _Layout:
         round_us = sum(2 * (us + max(us, cuda_events.GRAPH_US) + AROUND_US) for us in each_us)
         rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(1e6 * SECONDS / len(VALUES) / round_us)))
         order = random.SystemRandom()
-        for timing in timings:
-            taken: dict[str, list[cuda_events.TakenSample]] = {name: [] for name in cases}
-            with cuda_events.sampling(self._device, timing) as sampler:
-                for _ in range(rounds):
-                    for name in order.sample(list(cases), len(cases)):
-                        taken[name].append(sampler(cases[name]))
-            launches = min(sample.launches for some in taken.values() for sample in some)
-            latencies_us = {name: [sample.latency_us for sample in some] for name, some in taken.items()}
-            yield Block(timing, latencies_us, tick_us / launches)
+        turns = [name for _ in range(rounds) for name in order.sample(list(cases), len(cases))]
+        with cuda_events.sampling(self._device, timing) as sampler:
+            taken = [sampler(cases[name]) for name in turns]
+        tick_us /= min(sample.launches for sample in taken)
+        for name, sample in zip(turns, taken, strict=True):
+            yield row(name, kind, timing, sample.latency_us, tick_us)
+
+
+def row(implementation: str, values: str, timing: Timing, latency_us: float, tick_us: float = 0.0) -> dict[str, Any]:
+    """A sample of the one shape that is timed, as a row of `frames.compare`'s samples."""
+    sizes = {"batch": 1, "heads": 1, "seq_len": 1, "head_dim": 8, "values": values}
+    return {"implementation": implementation, "latency_us": latency_us, "tick_us": tick_us} | sizes | dict(timing)
