@@ -6,6 +6,7 @@ of its SHA-256. Once nothing is missing, the parts become one Parquet file per t
 """
 
 import hashlib
+import io
 import json
 import shutil
 from collections import Counter
