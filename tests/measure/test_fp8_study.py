@@ -87,7 +87,7 @@ def test_one_scale_is_that_of_all_windows():
         ),
         (TURNED, {"head_dim": 96}, "rotating takes a head_dim that is a power of two, not 96"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_what_is_quantised_for_no_window_is_skipped_with_the_reason(subject, axes, reason):
     shape = SHAPE.resized(kv_heads=4).resized(**axes)
