@@ -3,14 +3,17 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import synthetic
+from pyarrow import parquet
 from synthetic import Part
 
 from attnlab.base import documents
 from attnlab.runs import schema
+from attnlab.runs.checks import NULLABLE
 from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies
 
@@ -85,11 +88,16 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
     return frame_of(TABLES["samples"], numbered)
 
 
+def table_of(file: Path) -> pd.DataFrame:
+    """The rows of a file of a run; whole numbers stay such where some are missing."""
+    return parquet.read_table(file).to_pandas(types_mapper=NULLABLE.get)
+
+
 def rewrite(name: str, change: Callable[[dict[str, pd.DataFrame], dict[str, Any]], object]) -> None:
     """Change the tables and the manifest of a complete run on the disk, and seal it as if it had been recorded so."""
     folder = schema.folder(name)
     stated = json.loads((folder / "manifest.json").read_text())
-    tables = {table: pd.read_parquet(folder / f"{table}.parquet") for table in TABLES}
+    tables = {table: table_of(folder / f"{table}.parquet") for table in TABLES}
     before = {table: frame.copy() for table, frame in tables.items()}
     change(tables, stated)
     for table, frame in tables.items():

@@ -124,7 +124,7 @@ def executed(folder) -> Iterator[Callable[..., str]]:
             stated = "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
             if "published" not in tags:
                 with redirect_stdout(StringIO()) as said:
-                    ended = shell.run_cell(cell.source + stated * ("parameters" in tags), silent=True)
+                    ended = shell.run_cell(cell.source + stated * ("parameters" in tags))
                 ended.raise_error()
                 formatted = shell.display_formatter.format(ended.result)[0] if ended.result is not None else {}
                 shown += [said.getvalue(), formatted.get("text/html", formatted.get("text/plain", ""))]

@@ -27,7 +27,7 @@ from attnlab.measuring.instruments import devices, environment, inspection, tele
 from attnlab.measuring.instruments.telemetry import Reading, Telemetry
 from attnlab.measuring.session import cases, ceilings, record, wgmma
 from attnlab.measuring.session.subject import Job, Session
-from attnlab.measuring.subjects import inputs, oracle, outputs, sdpa
+from attnlab.measuring.subjects import inputs, oracle, outputs, registry, sdpa
 from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measuring.subjects.sdpa import REGISTRY
@@ -301,7 +301,7 @@ def mixed(machine, tmp_path_factory):
         patch.setenv("ATTNLAB_DATA", os.fspath(tmp_path_factory.mktemp("mixed")))
         patch.setattr(implementations, "known", lambda named=None: known)
         for name, call in odd.items():
-            patch.setitem(sdpa.REGISTRY, f"kernel.{name}", Implementation(f"kernel.{name}", call))
+            patch.setitem(registry._KNOWN, f"kernel.{name}", Implementation(f"kernel.{name}", call))
         # With nothing too long, one call tells: `ErrsLater` counts its calls.
         study = tiny_study(implementations=names, samples=12, warmup_calls=45, longest_call_ms=1e9, **ONE_LENGTH)
         write.create("mixed", machine | {"study": study.model_dump(mode="json"), "missing_clocks": []})

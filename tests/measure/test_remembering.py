@@ -86,7 +86,7 @@ class RarelyWrong(Counts):
 class OffByARounding(Counts):
     """Is off by one rounding, in one element now and then, or in ever more of them."""
 
-    def __init__(self, drifts):
+    def __init__(self, drifts=False):
         self.drifts, self.random = drifts, random.Random(0)
 
     def __call__(self, q, k, v, causal):
@@ -142,7 +142,7 @@ def test_who_is_wrong_in_one_of_61_calls_is_caught_in_100_samples(cache):
 
 
 def test_who_differs_by_a_rounding_is_marked_and_timed_and_who_differs_nowhere_is_not():
-    peer = Implementation("peer.saboteur", OffByARounding(drifts=False))
+    peer = Implementation("peer.saboteur", OffByARounding())
     subject, checks = gated(peer, SHAPE)
     assert subject.alive, subject.reason
     assert checks["differing"].between(1, 2).all()

@@ -184,7 +184,7 @@ def test_a_name_of_a_run_is_a_name(data, field):
 def test_a_name_in_a_table_is_a_name(data, column):
     path = data / "friend" / "checks.parquet"
     for text in ODD:
-        files = {path: pa.Table.from_pandas(pd.read_parquet(path).assign(**{column: text}))}
+        files = {path: pa.Table.from_pandas(small.table_of(path).assign(**{column: text}))}
         assert told(lambda files=files: checks.frame_of_files(files, TABLES["checks"])).isprintable()
 
 
