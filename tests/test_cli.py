@@ -2,10 +2,10 @@
 
 import contextlib
 import signal
-import subprocess
 import sys
 import tomllib
 from io import BytesIO, TextIOWrapper
+from types import SimpleNamespace
 
 import pytest
 import synthetic
@@ -21,9 +21,9 @@ def said(capsys, *arguments: str) -> str:
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("attnlab: ")
-    assert error.count("\n") == 1
+    (line,) = error.splitlines()
     assert error.endswith("\n")
-    return error.removeprefix("attnlab: ").rstrip("\n")
+    return line.removeprefix("attnlab: ")
 
 
 def test_the_version_is_that_of_the_package(capsys):
@@ -68,8 +68,8 @@ def test_without_a_gpu(capsys, data, write_study, monkeypatch):
     assert said(capsys, "measure", "--study", str(write_study()), "--device", "cuda") == expected
     assert said(capsys, "measure", "--study", str(write_study(device="cuda"))) == expected
     assert not data.exists()
-    expected = "tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one"
-    assert said(capsys, "tune") == expected
+    tuning = "tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one"
+    assert said(capsys, "tune") == tuning
 
 
 def test_quotes_hold_a_value_together_which_is_what_yaml_makes_of_it():
@@ -116,37 +116,26 @@ def test_a_full_disk_and_too_little_memory_are_told(capsys, data, monkeypatch, e
     assert said(capsys, "measure", "--study", "quick").startswith(said_of)
 
 
-def test_ctrl_c_that_a_command_swallows_is_told_at_its_end(capsys, monkeypatch):
-    def swallowing(arguments):
+@pytest.mark.parametrize("moment", ["imported", "run"])
+def test_ctrl_c_that_a_command_swallows_or_that_comes_while_it_is_imported_is_told(capsys, monkeypatch, moment):
+    def interrupted(*_):
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         return 0
 
-    monkeypatch.setattr(commands, "run", swallowing)
+    if moment == "run":
+        monkeypatch.setattr(commands, "run", interrupted)
+    else:
+        monkeypatch.delitem(sys.modules, "attnlab.commands")
+        monkeypatch.delattr("attnlab.commands")
+        finder = SimpleNamespace(find_spec=lambda name, *_: (name == "attnlab.commands" and interrupted()) or None)
+        monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
     try:
-        assert __main__.main([]) == 130
+        assert __main__.main(["readme"]) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
-
-
-def test_ctrl_c_while_a_command_is_imported():
-    program = """
-import signal, sys
-from attnlab import __main__
-
-class Interrupting:
-    def find_spec(self, name, *_):
-        if name == "attnlab.commands":
-            signal.raise_signal(signal.SIGINT)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
-sys.meta_path.insert(0, Interrupting())
-sys.exit(__main__.main(["measure"]))
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (130, "attnlab: interrupted; what was recorded is kept\n")
 
 
 def test_what_a_terminal_of_ascii_lacks_is_escaped(monkeypatch):
@@ -169,14 +158,11 @@ def test_without_torch_measuring_says_what_is_missing(capsys, data, monkeypatch,
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr("attnlab.measuring", raising=False)
 
-    class Missing:
-        def find_spec(self, wanted, path=None, target=None):
-            if wanted == "attnlab.measuring":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    def find_spec(wanted, *_):
+        if wanted == "attnlab.measuring":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
-    expected = f"measuring needs {name}, which is not installed: `make measure` sets it up"
-    assert said(capsys, "measure", "--study", "quick") == expected
-    assert said(capsys, "measure") == expected
-    assert said(capsys, "tune") == expected
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
+    for words in (["measure", "--study", "quick"], ["measure"], ["tune"]):
+        assert said(capsys, *words) == f"measuring needs {name}, which is not installed: `make measure` sets it up"
     assert not data.exists()

@@ -44,9 +44,6 @@ def test_numbers_and_samples_are_those_of_the_frames(exported, monkeypatch):
     for row in summary["cases"]:
         assert all(row[axis] == shapes[row["config"]][axis] for axis in frames.AXES)
         assert np.median(np.concatenate([np.load(exported / file) for file in row["files"]])) == row["median_us"]
-
-
-def test_controls_are_there_too(exported):
     assert np.load(exported / "latencies" / "config_01.control.sdpa.auto.eager.warm.r0.npy").dtype == np.float64
 
 
@@ -63,7 +60,3 @@ def test_what_is_no_export_stays(copy, foreign):
     before = held(copy)
     assert told(lambda: export.export(RUN)).endswith(f"{RUN} holds more than an export of this run: move it away")
     assert held(copy) == before
-
-
-def test_there_is_no_such_run(copy):
-    assert "there is no run 'cpu'" in told(lambda: export.export("cpu"))

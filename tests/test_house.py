@@ -28,7 +28,6 @@ REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for
 PINS = environment_yml.locked((ROOT / "requirements.lock").read_text())
 PACKAGE = ROOT / "lib" / "attnlab"
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
-README = TEXTS["README.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.search(r"^TARGETS := (.+)$", MAKEFILE, re.MULTILINE)[1].split()
 RUN_LIMIT, TREE_LIMIT = 4e6, 25e6
@@ -46,18 +45,15 @@ def tracked() -> list[Path]:
     return [path for path in ROOT.rglob("*") if path.is_file() and not made.match(str(path.relative_to(ROOT)))]
 
 
-@pytest.mark.parametrize("requirement", sorted(set(REQUIREMENTS)))
-def test_what_is_needed_is_locked_within_its_range(requirement):
-    version = PINS[environment_yml.name_of(requirement)]
-    assert Requirement(requirement).specifier.contains(version, prereleases=True)
+def test_what_is_needed_is_locked_within_its_range():
+    for requirement in map(Requirement, REQUIREMENTS):
+        assert requirement.specifier.contains(PINS[environment_yml.name_of(str(requirement))], prereleases=True)
 
 
-def test_environment_yml_follows_from_the_lock():
-    assert (ROOT / "environment.yml").read_text() == environment_yml.environment(ROOT), "run tools/environment_yml.py"
-
-
-def test_environment_yml_is_one_that_conda_reads():
-    stated = yaml.safe_load((ROOT / "environment.yml").read_text())
+def test_environment_yml_follows_from_the_lock_and_is_one_that_conda_reads():
+    text = (ROOT / "environment.yml").read_text()
+    assert text == environment_yml.environment(ROOT), "run tools/environment_yml.py"
+    stated = yaml.safe_load(text)
     assert (stated["name"], stated["channels"]) == ("attnlab", ["conda-forge"])
     *conda_packages, pip = stated["dependencies"]
     assert conda_packages == ["python=3.12", "pip"]
@@ -86,10 +82,7 @@ def test_make_lists_every_target():
         ("RUN=x", "make help takes no RUN: it takes PYTHON=<interpreter>."),
         ("tune DEVICE=cpu report", "make tune report takes no DEVICE: it takes RUN=<name> PYTHON=<interpreter>."),
         ("check RUN=x", "make check takes no RUN: it takes FIX=1 PYTHON=<interpreter>."),
-        (
-            "test 'RUN=a b' 'PYTHON=c d'",
-            "make test takes no RUN: it takes OF=<browser|faults|gpu> PYTHON=<interpreter>.",
-        ),
+        ("test 'RUN=a b' 'PYTHON=c d'", "test takes no RUN: it takes OF=<browser|faults|gpu> PYTHON=<interpreter>."),
         ("reprot RUN=x", "No rule to make target 'reprot'."),
     ],
 )
@@ -199,8 +192,8 @@ def test_without_a_python_new_enough_it_says_so(fresh):
         (tools / tool).symlink_to(shutil.which(tool))
     ended = make("report", "RUN=x", cwd=fresh, PATH=str(tools))
     assert ended.returncode == 2
-    said = "attnlab needs Python 3.11 or newer: install it, or state PYTHON=..."
-    assert ended.stderr.splitlines()[0] == said
+    first = ended.stderr.splitlines()[0]
+    assert first == "attnlab needs Python 3.11 or newer: install it, or state PYTHON=..."
     assert not (fresh / ".venv").exists()
 
 
@@ -216,14 +209,11 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_pages_commands_are_targets():
+def test_the_pages_commands_are_targets_and_take_their_variables():
     named = {page: set(re.findall(r"(?:^|`)make (\w[\w-]*)", text, re.MULTILINE)) for page, text in TEXTS.items()}
     assert {page: sorted(words - set(TARGETS)) for page, words in named.items() if words - set(TARGETS)} == {}
     assert {"report", "lab", "measure", "export"} <= named["README.md"]
     assert set(TARGETS) - set.union(*named.values()) == {"help"}
-
-
-def test_the_pages_commands_take_their_variables():
     command = re.compile(r"(?:^|`)make ([a-z-]+ [^`#&\n]+)", re.MULTILINE)
     commands = {found for text in TEXTS.values() for found in command.findall(text)}
     assert len(commands) > 20
@@ -272,20 +262,11 @@ def test_the_fields_of_a_study_and_the_axes_of_a_shape_are_explained_with_their_
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_links_lead_somewhere(page):
+def test_links_paths_and_names_on_a_page_lead_somewhere(page):
     for link, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", TEXTS[page]):
         target = ((ROOT / page).parent / link).resolve() if link else ROOT / page
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target.read_text()), f"{link}#{anchor}"
-
-
-def test_the_readme_leads_to_every_page():
-    linked = {link for link in re.findall(r"\]\(([^)#]+)", README) if link.endswith(".md")}
-    assert {page for page in TEXTS if page.startswith("docs/")} <= linked
-
-
-@pytest.mark.parametrize("page", TEXTS)
-def test_paths_and_names_on_a_page_are_there(page):
     tops = "benchmarks|data|docs|figures|kernels|lib|notebooks|reports|studies|tests|tools"
     for path in re.findall(rf"`((?:{tops})/[\w./-]*)`", TEXTS[page]):
         assert (ROOT / path).exists() or (ROOT / f"{path}.xz").exists() or path == "kernels/mine.cu", path
@@ -294,6 +275,11 @@ def test_paths_and_names_on_a_page_are_there(page):
         found = import_module("attnlab")
         for word in name.split("."):
             found = getattr(found, word) if hasattr(found, word) else import_module(f"{found.__name__}.{word}")
+
+
+def test_the_readme_leads_to_every_page():
+    linked = {link for link in re.findall(r"\]\(([^)#]+)", TEXTS["README.md"]) if link.endswith(".md")}
+    assert {page for page in TEXTS if page.startswith("docs/")} <= linked
 
 
 def test_the_continuous_integration_calls_targets():

@@ -8,6 +8,7 @@ import sys
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -21,12 +22,13 @@ from bs4 import BeautifulSoup
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from attnlab import report
+import attnlab as al
 from attnlab.base import paths
 
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))}
 QUICKSTART = "00_quickstart"
 PUBLISHED, CPU = "h200-2026-11-28-main", "cpu-2026-11-29"
+BAD = r"\bnan\b|Traceback|Error\b|does not hold"
 LONGEST_CELL = 15
 LARGEST_NOTEBOOK, LARGEST_FIGURE = 400_000, 60_000
 OPTIONAL = ["08_audit", "09_model"]
@@ -38,8 +40,8 @@ def code(name: str) -> list[Any]:
     return [cell for cell in NOTEBOOKS[name].cells if cell.cell_type == "code"]
 
 
-def outputs(name: str) -> list[Any]:
-    return [output for cell in code(name) for output in cell.outputs]
+def tags(cell: Any) -> list[str]:
+    return cell.metadata.get("tags", [])
 
 
 def test_each_notebook_has_its_text():
@@ -54,34 +56,25 @@ def test_a_notebook_and_its_text_are_in_sync(name):
     notebook = jupytext.read(source, config=config)
     # The header names no version, so that a newer jupytext changes no file.
     assert jupytext.writes(notebook, fmt="py:percent", config=config) == source.with_suffix(".py").read_text()
+    assert set(NOTEBOOKS[name].metadata) <= {"jupytext", "kernelspec"}
+    assert {key for cell in NOTEBOOKS[name].cells for key in cell.metadata} <= {"tags"}
+    assert {tag for cell in NOTEBOOKS[name].cells for tag in tags(cell)} <= {"parameters", "published"}
 
 
 @each
-def test_cells_are_short_compute_with_public_functions_and_hold_no_outputs(name):
+def test_cells_are_short_compute_with_public_functions_and_hold_no_outputs_and_one_holds_literal_parameters(name):
     for cell in code(name):
         assert len(cell.source.splitlines()) <= LONGEST_CELL, cell.source
         calls = [node.func for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
         assert "show" not in [called.id for called in calls if isinstance(called, ast.Name)]
         assert name == QUICKSTART or not (cell.outputs or cell.execution_count)
     assert any("import attnlab as al" in cell.source for cell in code(name))
-
-
-@each
-def test_one_cell_holds_the_parameters_and_they_are_literals(name):
-    (cell,) = (cell for cell in code(name) if "parameters" in cell.metadata.get("tags", []))
-    statements = ast.parse(cell.source).body
+    (parameters,) = (cell for cell in code(name) if "parameters" in tags(cell))
+    statements = ast.parse(parameters.source).body
     assert all(isinstance(statement, ast.Assign) for statement in statements)
     stated = {statement.targets[0].id: ast.literal_eval(statement.value) for statement in statements}
     assert stated.get("run", PUBLISHED) == PUBLISHED
     assert "run" in stated or name in OPTIONAL
-
-
-@each
-def test_the_metadata_hold_tags_alone(name):
-    assert set(NOTEBOOKS[name].metadata) <= {"jupytext", "kernelspec"}
-    assert {key for cell in NOTEBOOKS[name].cells for key in cell.metadata} <= {"tags"}
-    tags = {tag for cell in NOTEBOOKS[name].cells for tag in cell.metadata.get("tags", [])}
-    assert tags <= {"parameters", "published"}
 
 
 def test_the_quickstart_holds_outputs_that_github_can_show():
@@ -89,7 +82,7 @@ def test_the_quickstart_holds_outputs_that_github_can_show():
     assert [cell.execution_count for cell in code(QUICKSTART)] == list(range(1, len(code(QUICKSTART)) + 1))
     said = json.dumps([cell.outputs for cell in code(QUICKSTART)])
     assert not re.search(r"/(home|root|tmp|work|usr)\b|[Ww]arning|Traceback|\bnan\b|\"stderr\"", said)
-    figures = [output.data for output in outputs(QUICKSTART) if "data" in output]
+    figures = [output.data for cell in code(QUICKSTART) for output in cell.outputs if "data" in output]
     sizes = [len(data.get("image/svg+xml", "")) + len(b64decode(data.get("image/png", ""))) for data in figures]
     assert sum(size > 0 for size in sizes) >= 2
     assert max(sizes) <= LARGEST_FIGURE
@@ -120,15 +113,15 @@ def executed(folder) -> Iterator[Callable[..., str]]:
         shell.display_pub = CapturingDisplayPublisher(shell=shell)
         shown: list[str] = []
         for cell in code(name):
-            tags = cell.metadata.get("tags", [])
             stated = "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
-            if "published" not in tags:
+            if "published" not in tags(cell) or parameters.get("run") == PUBLISHED:
                 with redirect_stdout(StringIO()) as said:
-                    ended = shell.run_cell(cell.source + stated * ("parameters" in tags))
+                    ended = shell.run_cell(cell.source + stated * ("parameters" in tags(cell)))
                 ended.raise_error()
                 formatted = shell.display_formatter.format(ended.result)[0] if ended.result is not None else {}
                 shown += [said.getvalue(), formatted.get("text/html", formatted.get("text/plain", ""))]
-        shown += [one["data"].get("text/html", "") for one in shell.display_pub.outputs]
+        for data in (one["data"] for one in shell.display_pub.outputs):
+            shown.append(data.get("text/html", data.get("text/markdown", "")))
         return BeautifulSoup(" ".join(shown), "html.parser").get_text(" ")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -138,30 +131,33 @@ def executed(folder) -> Iterator[Callable[..., str]]:
         InteractiveShell.clear_instance()
 
 
-@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name not in (QUICKSTART, "report")])
-def test_a_notebook_reads_well_on_the_cpus_run(name, executed):
+IN_PROCESS = [(name, {}) for name in NOTEBOOKS if name != "report"]
+
+
+@pytest.mark.parametrize(("name", "stated"), [*IN_PROCESS, ("02_baseline", {"seq_len": [64, 128, 256], "batch": 2})])
+def test_a_notebook_reads_well_on_the_cpus_run(name, stated, executed, monkeypatch):
     """A cell that raises fails this. The report is rendered on this run in test_report.py."""
+    monkeypatch.setattr(al, "measure", measured)
     more = {"compiles": True} if name == "05_kernels" and find_spec("cuda.bindings.nvrtc") else {}
-    words = executed(name, **({} if name in OPTIONAL[:1] else {"run": CPU}), **more)
+    words = executed(name, **({} if name in OPTIONAL[:1] else {"run": CPU}), **more, **stated)
     assert len(words) > 50
-    assert not re.search(r"\bnan\b|Traceback|Error\b|does not hold", words)
+    assert not re.search(BAD, words)
 
 
-def test_pages_of_a_measuring_notebook_and_of_parameters_read_well(folder, monkeypatch):
-    for name, parameters in ((QUICKSTART, {}), ("02_baseline", {"seq_len": [64, 128, 256], "batch": 2})):
-        html = BeautifulSoup(report.render(CPU, [name], parameters=parameters).read_text(), "html.parser")
-        for code_of_a_cell in html.select("details"):
-            code_of_a_cell.decompose()
-        assert html.h1
-        assert not re.search(r"\bnan\b|Traceback|Error\b|does not hold", html.body.get_text(" "))
+def measured(implementations: dict[str, Any], shapes: list[al.Shape], samples: int) -> Any:
+    """The CPU's run instead of one that is measured: test_measurement.py measures functions of a cell."""
+    assert list(implementations) == ["mine", "sdpa.auto"]
+    run = al.load(CPU)
+    at = {axis: value for axis, value in al.target(run).items() if axis not in ("seq_len", "kv_len")}
+    return replace(run, samples=al.where(run.samples, **at))
 
 
-def test_models_are_shown_from_recorded_frames(folder):
+def test_models_are_shown_from_recorded_frames(folder, executed):
     target = folder / "data" / PUBLISHED / "manifest.json"
     target.parent.mkdir()
     shutil.copy(paths.ROOT / "data" / PUBLISHED / "manifest.json", target)
-    page = report.render(PUBLISHED, ["09_model"])  # a sentence that isn't true raises
-    words = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser").body.get_text(" ", strip=True)
+    words = " ".join(executed("09_model", run=PUBLISHED).split())
+    assert not re.search(BAD, words)
     assert "Records on NVIDIA H200: h200-models-5, h200-small." in words
     assert "With 4,096 tokens in the cache, a step of a Llama is 1.31x to 1.33x faster." in words
     assert "1.326 [1.322, 1.327]" in words

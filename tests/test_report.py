@@ -48,6 +48,10 @@ GOOD = [
 ]
 
 
+def without_code(page: str) -> str:
+    return re.sub("<details>.*?</details>", "", page, flags=re.DOTALL)
+
+
 @pytest.fixture
 def notebooks(tmp_path, monkeypatch):
     """Writes notebooks in place of the project's own, each by the cells that follow the parameters."""
@@ -90,7 +94,7 @@ def test_page_shows_all_and_loads_and_runs_nothing(notebooks, capsys):
         assert shown in page, shown
     assert page.count("<details><summary>code</summary>") == 8
     assert len(re.findall(r'<svg role="img"', page)) == 2
-    outputs = re.sub(r"<details>.*?</details>|xmlns(:xlink)?=\"[^\"]*\"", "", page, flags=re.DOTALL)
+    outputs = re.sub(r"xmlns(:xlink)?=\"[^\"]*\"", "", without_code(page))
     assert not re.search(r"<(script|img|iframe|link|object|embed)\b|<[^>]*\son\w+=|url\((?!#)|@import|gone", outputs)
     assert not re.search(r"""(src|href)=["'](?!#|02_b)""", re.sub(r'href="#harmful-link"', "", outputs))
     ids = re.findall(r'\bid="([^"]+)"', outputs)
@@ -129,20 +133,17 @@ def test_a_sentence_that_is_not_true_is_written_and_fails_and_warnings_are_passe
     assert "report: kernel.best is faster\n" in said
     assert "UserWarning: slow" in said
     assert "kernel.best is" in page
-    assert "slow" not in re.sub("<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert "slow" not in without_code(page)
 
 
 def test_the_pdf_is_kept_where_the_page_is_unchanged(notebooks, monkeypatch):
     made = []
     monkeypatch.setattr(report, "_program", lambda: "chromium")
     monkeypatch.setattr(report, "_pdf", lambda *given: made.append(given) or b"%PDF")
-    page = report.render()
-    assert '<a href="report.pdf">PDF</a>' in page.read_text()
-    report.render()
-    assert len(made) == 1
-    notebooks(report=["print('new')"])
-    report.render()
-    assert len(made) == 2
+    for said, count in (("one", 1), ("one", 1), ("two", 2)):
+        notebooks(report=[f"print({said!r})"])
+        assert '<a href="report.pdf">PDF</a>' in report.render().read_text()
+        assert len(made) == count
 
 
 def test_ctrl_c_ends_everything(notebooks, tmp_path):
@@ -175,8 +176,7 @@ def test_the_report_reads_on_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNLAB_REPORTS", os.fspath(tmp_path))
     monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
     monkeypatch.setattr(report, "_program", lambda: "")
-    page = report.render("cpu-2026-11-29", ["report"]).read_text()
-    outputs = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    outputs = without_code(report.render("cpu-2026-11-29", ["report"]).read_text())
     assert len(re.findall('<figure><svg role="img" aria-label="Lines of ', outputs)) == 2
     assert outputs.count("<caption") == 4
     assert "H200" not in outputs

@@ -18,7 +18,6 @@ pytest.importorskip("hatchling")
 pytest.importorskip("torch")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 ALONE = ["--no-deps", "--no-index"]
-RECIPE = synthetic.Recipe(study=synthetic.AT_TARGET)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def test_it_holds_the_command_the_kernels_and_attend(run, tmp_path):
 
 
 def test_it_renders_a_run_of_the_folder_that_one_stands_in(run, tmp_path, data):
-    synthetic.write("tiny", RECIPE)
+    synthetic.write("tiny", synthetic.Recipe(study=synthetic.AT_TARGET))
     assert data.parent == tmp_path
     said = run("attnlab", "notebook", "02_baseline", "-p", "run=tiny")
     assert said == "rendered reports/tiny/02_baseline.html\n"

@@ -62,6 +62,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
         page.on("request", lambda request: seen.requests.append(request.url))
         page.on("console", lambda said: seen.errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: seen.errors.append(str(error)))
+        page.on("dialog", lambda dialog: (seen.errors.append(dialog.message), dialog.dismiss()))
         page.goto(file.as_uri())
         seen.requests.remove(page.url)
         return seen

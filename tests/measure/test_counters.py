@@ -48,10 +48,7 @@ def test_counters_are_read_by_call_and_launch_with_their_units_past_what_the_pro
     ("output", "why"),
     [
         ("", "it said nothing"),
-        (
-            "==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==ERROR== more\n",
-            "ERR_NVGPUCTRPERM - no permission",
-        ),
+        ("==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==ERROR== more\n", "ERR_NVGPUCTRPERM - no perm"),
         ("Traceback\nImportError: no torch\n", "ImportError: no torch"),
         (printed(HEADER, UNITS, before="==WARNING== No kernels were profiled.\n"), "==WARNING== No kernels were"),
         (printed(HEADER, before="==ERROR== odd\n"), "odd"),
@@ -117,8 +114,8 @@ def test_a_device_without_counters_and_an_ncu_that_is_not_there_are_told(monkeyp
     monkeypatch.delenv("ATTNLAB_NCU", raising=False)
     monkeypatch.setenv("PATH", "")
     told = counters.take("none", tiny_study(), "cuda")
-    assert told["tool"] == ""
-    assert told["why"] == "not installed: ncu, of Nsight Compute, is neither on PATH nor named by ATTNLAB_NCU"
+    lacking = "not installed: ncu, of Nsight Compute, is neither on PATH nor named by ATTNLAB_NCU"
+    assert (told["tool"], told["why"]) == ("", lacking)
     monkeypatch.setenv("ATTNLAB_NCU", "/nowhere/ncu")
     assert counters.take("none", tiny_study(), "cuda")["why"] == "/nowhere/ncu does not run: No such file or directory"
 
@@ -164,18 +161,8 @@ def test_a_call_that_was_not_counted_costs_those_of_its_process(ncu):
 @pytest.mark.parametrize(
     ("does", "why", "times", "there"),
     [
-        (
-            f'case "$*" in *sdpa.auto*) echo "==ERROR== no such thing"; exit 1;; esac\n{PRINT}',
-            "sdpa.auto: no such thing",
-            3,
-            {"sdpa-flash"},
-        ),
-        (
-            'echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"',
-            "ERR_NVGPUCTRPERM - The user does not have permission",
-            1,
-            set(),
-        ),
+        (f'case "$*" in *sdpa.auto*) echo "==ERROR== no"; exit 1;; esac\n{PRINT}', "sdpa.auto: no", 3, {"sdpa-flash"}),
+        ('echo "==ERROR== ERR_NVGPUCTRPERM - not permitted"', "ERR_NVGPUCTRPERM - not permitted", 1, set()),
     ],
     ids=["one fails", "not permitted"],
 )

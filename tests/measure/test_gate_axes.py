@@ -68,32 +68,6 @@ def test_inputs_are_contiguous_or_hold_a_tokens_heads_side_by_side_and_in_traini
     assert not torch.equal(gradient, q)
 
 
-@pytest.mark.parametrize("shape", [GROUPED, DECODE, SPREAD, TRAINING], ids=str)
-def test_inputs_are_redrawn_where_they_lie(shape):
-    windows = inputs.Windows(shape, CPU)
-    windows.draw(0)
-    drawn = windows[0]
-    places = [(tensor.data_ptr(), tensor.stride()) for tensor in drawn]
-    windows.draw(1)
-    assert [(tensor.data_ptr(), tensor.stride()) for tensor in windows[0]] == places
-    assert all(torch.equal(now, new) for now, new in zip(drawn, inputs.draw(shape, 1, CPU), strict=True))
-
-
-@pytest.mark.parametrize("shape", [GROUPED, DECODE, SPREAD, SPREAD.resized(kv_heads=2), TRAINING], ids=str)
-def test_no_head_meets_the_same_keys_in_two_windows(shape):
-    windows, shared = inputs.Windows(shape, CPU, 9), shape.heads // shape.kv_heads
-    windows.draw(0)
-    drawn, met = inputs.draw(shape, 0, CPU), []
-    for window in range(9):
-        q, k, v = windows[window][:3]
-        assert [tensor.shape for tensor in (q, k)] == [tensor.shape for tensor in drawn[:2]]
-        assert q.stride() == drawn[0].stride()
-        met += [(q[b, h].data_ptr(), k[b, h // shared].data_ptr()) for b in range(len(q)) for h in range(shape.heads)]
-        assert v.data_ptr() == windows[0][2].data_ptr()
-        assert (q.transpose(1, 2) if shape.lengths == "spread" else q).is_contiguous()
-    assert len(set(met)) == len(met)
-
-
 # The oracle, against torch's own attention in float64
 
 

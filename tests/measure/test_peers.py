@@ -1,5 +1,6 @@
 """Peers whose plans are tried: how each is handed tensors, and which plan is called, by packages that only pretend."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -149,14 +150,13 @@ def test_of_the_plans_that_work_the_fastest_is_called_on_the_stream_of_torch(
     assert (stated["attn_scale"], stated["use_causal_mask_bottom_right"]) == (0.5, True)
 
 
-def test_where_no_plan_works_the_first_reason_is_said_in_a_line(pretended):
-    for offers, reason in (
-        ({"composite": [FAILS, REFUSES], "unified": []}, "fails when it is called"),
-        ({"composite": [], "unified": []}, "this implementation refuses"),
-    ):
-        pretended(**offers)
-        with pytest.raises(Unsupported, match=f"^{reason}$"):
-            cudnn.cudnn(Q, Q, Q, False)
+@pytest.mark.parametrize(
+    ("composite", "reason"), [([FAILS, REFUSES], "fails when it is called"), ([], "this implementation refuses")]
+)
+def test_where_no_plan_works_the_first_reason_is_said_in_a_line(pretended, composite, reason):
+    pretended(composite=composite, unified=[])
+    with pytest.raises(Unsupported, match=f"^{reason}$"):
+        cudnn.cudnn(Q, Q, Q, False)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
@@ -267,11 +267,8 @@ class Wrapper:
 )
 def test_every_way_without_a_copy_gives_the_same(monkeypatch, q, k, tried):
     noted: list[tuple] = []
-    names = {"BatchPrefillWithRaggedKVCacheWrapper": "ragged", "BatchPrefillWithPagedKVCacheWrapper": "paged"}
-    names |= {"BatchDecodeWithPagedKVCacheWrapper": "single"}
-    made = {
-        name: lambda *args, kind=kind, **options: Wrapper(kind, noted, *args, **options) for name, kind in names.items()
-    }
+    kinds = {"ragged": "PrefillWithRagged", "paged": "PrefillWithPaged", "single": "DecodeWithPaged"}
+    made = {f"Batch{name}KVCacheWrapper": partial(Wrapper, kind, noted) for kind, name in kinds.items()}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     heads, length = k
     layout = "heads first" if q.is_contiguous() else "tokens first"

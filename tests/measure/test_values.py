@@ -38,8 +38,10 @@ SPREAD = Shape(3, 8, 50, 32, dtype="float32", lengths="spread")
 KINDS = [kind for kind in STANDARD if not kind.startswith("captured")]
 EVERY = [shape.resized(values=kind) for shape in SHAPES[1:3] for kind in KINDS]
 EVERY += [SPREAD.resized(values=kind) for kind in ("normal", "sd 6", "outliers", "zeros")]
-EVERY += [*SHAPES, PLAIN.resized(direction="training")]
-COUNT = 7
+DECODE = PLAIN.resized(batch=3, seq_len=1, kv_len=129)
+TRAINING = PLAIN.resized(direction="training")
+EVERY += [*SHAPES, DECODE, TRAINING]
+COUNT = 5
 
 
 def drawn(shape: Shape, seed: int = 0) -> Windows:
@@ -154,7 +156,9 @@ def test_a_seed_says_what_is_drawn(shape):
     one, again, other = drawn(shape, 3), drawn(shape, 4), drawn(shape, 4)
     assert not torch.equal(one[0][2], again[0][2])
     assert torch.equal(one[0][0], again[0][0]) == (shape.values == "zeros")
+    places = [[tensor.data_ptr() for tensor in given] for given in again]
     again.draw(3)
+    assert places == [[tensor.data_ptr() for tensor in given] for given in again]  # redrawn where they lie
     for window in range(COUNT):
         assert all(tensor.isfinite().all() for tensor in one[window])
         assert all(map(torch.equal, one[window], again[window]))
@@ -164,31 +168,23 @@ def test_a_seed_says_what_is_drawn(shape):
         assert all(map(torch.equal, tuned[0], other[0]))
 
 
-@pytest.mark.parametrize("shape", EVERY, ids=str)
-def test_scrambled_inputs_have_other_logits_and_are_the_same_again_bit_for_bit(shape):
-    windows = drawn(shape)
-    before = [[bits(tensor).clone() for tensor in given] for given in windows]
-    scores = [logits(given, shape) for given in windows]
-    with windows.scrambled():
-        for window, given in enumerate(windows):
-            changed = (logits(given, shape) - scores[window]).abs() > 1e-3
-            assert changed.double().mean() > 0.5 or (shape.values == "zeros" and not changed.any())
-            for tensor, was in zip(given[2:], before[window][2:], strict=True):
-                assert 0.2 < (bits(tensor) != was).double().mean() < 0.8
-    for window, given in enumerate(windows):
-        assert all(torch.equal(bits(tensor), was) for tensor, was in zip(given, before[window], strict=True))
-
-
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_head_meets_the_same_keys_in_two_windows_unless_places_lie_in_the_way(kind):
-    for shape in (PLAIN.resized(values=kind), GROUPED.resized(values=kind, layout="tokens first")):
-        places = [(q.data_ptr(), k.data_ptr()) for q, k, _ in drawn(shape)]
-        alone = placed(kind) and shape.layout == "tokens first"  # a head further on may be a token further on
-        assert len(set(places)) == (1 if alone else COUNT)
+@pytest.mark.parametrize(
+    "shape", [*EVERY, *(PLAIN.resized(values=kind) for kind in KINDS), SPREAD.resized(kv_heads=2)], ids=str
+)
+def test_no_head_meets_the_same_keys_in_two_windows_unless_places_lie_in_the_way(shape):
+    windows, met, shared = drawn(shape), set(), shape.heads // shape.kv_heads
+    first = windows[0]
+    for given in windows:
+        assert [(x.shape, x.stride()) for x in given] == [(x.shape, x.stride()) for x in first]
+        q, k = given[:2]
+        met |= {(q[b, h].data_ptr(), k[b, h // shared].data_ptr()) for b in range(len(q)) for h in range(shape.heads)}
+        assert given[2].data_ptr() == first[2].data_ptr()
+    alone = placed(shape.values) and shape.layout == "tokens first"  # a head further on may be a token further on
+    assert len(met) == len(first[0]) * shape.heads * (1 if alone else COUNT)
 
 
 # Captured
@@ -253,32 +249,33 @@ def test_each_head_of_every_window_is_a_captured_one_with_the_keys_of_its_own(fi
         # Query heads that share keys here shared keys there.
         groups = [{head // 2 for head in heads[first : first + shared]} for first in range(0, len(heads), shared)]
         assert [len(group) for group in groups] == [1] * shape.batch * shape.kv_heads
+        each = of_each_head(*given)
         if number == 0:  # where windows begin, values are those of the keys
-            for head, own in zip(heads, of_each_head(*given)[2].flatten(0, 1), strict=True):
+            for head, own in zip(heads, each[2].flatten(0, 1), strict=True):
                 assert torch.equal(own.abs().double(), kept[head // 2].double())
-
-
-@pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)
-def test_columns_of_captured_heads_change_their_signs_alike_at_every_token(file, shape):
-    file(layer(LAYER))  # where all is above 0
-    for given in everywhere(drawn(shape)):
-        q, k, v = (tensor.sign() for tensor in of_each_head(*given))
+        # What was captured is above 0: a column changes its sign at every token, in Q and K alike.
+        q, k, v = (tensor.sign() for tensor in each)
         assert torch.equal(q, k[:, :, :1].expand_as(q))
         for tensor in (k, v):
             assert torch.equal(tensor, tensor[:, :, :1].expand_as(tensor))
             assert 0.2 < (tensor < 0).double().mean() < 0.8
 
 
-@pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)
-def test_scrambled_a_captured_head_keeps_its_logits_and_has_other_values(file, shape):
+@pytest.mark.parametrize("shape", EVERY + CAPTURED_SHAPES, ids=str)
+def test_scrambled_inputs_have_other_values_and_are_the_same_again_bit_for_bit(file, shape):
     file(layer(LAYER))
     windows = drawn(shape)
     before = [[bits(tensor).clone() for tensor in given] for given in windows]
+    scores = [logits(given, shape) for given in windows]
     with windows.scrambled():
-        for given, (q, k, v) in zip(windows, before, strict=True):
-            assert torch.equal(bits(given[0]), q)
-            assert torch.equal(bits(given[1]), k)
-            assert 0.2 < (bits(given[2]) != v).double().mean() < 0.8
+        for given, was, then in zip(windows, before, scores, strict=True):
+            if shape.values == CAPTURED.values:
+                assert all(torch.equal(bits(tensor), held) for tensor, held in zip(given[:2], was[:2], strict=True))
+            else:
+                changed = (logits(given, shape) - then).abs() > 1e-3
+                assert changed.double().mean() > 0.5 or (shape.values == "zeros" and not changed.any())
+            for tensor, held in zip(given[2:], was[2:], strict=True):
+                assert 0.2 < (bits(tensor) != held).double().mean() < 0.8
     for given, was in zip(windows, before, strict=True):
         assert all(torch.equal(bits(tensor), held) for tensor, held in zip(given, was, strict=True))
 
