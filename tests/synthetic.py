@@ -130,7 +130,7 @@ def write(name: str, recipe: Recipe = Recipe()) -> None:
     for table, _, rows in blocks(study, subjects, fate, partial(_samples, recipe), timings, _machine(recipe)):
         found.setdefault(table, []).extend(rows)
     for table, rows in found.items():
-        frame = pd.concat(rows) if table == "samples" else frame_of(TABLES[table], rows)
+        frame = pd.concat(rows).astype(CARD) if table == "samples" else frame_of(TABLES[table], rows)
         runs_write.add_part(name, table, "all", frame)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs_write, "judge", lambda *_: None)  # whoever loads it does that
@@ -245,8 +245,12 @@ def _resources(name: str, shape: Shape, where: Row) -> Row:
 
 
 def _samples(recipe: Recipe, names: list[str], shape: Shape, timing: studies.Timing, where: Row) -> list[pd.DataFrame]:
-    gpu, rounds = recipe.gpu, np.arange(ROUNDS)
+    gpu, rounds = recipe.gpu, np.repeat(np.arange(ROUNDS), len(names))
+    gap_us = GAP_US * (gpu and timing.clock == "eager")
     columns = {**shape.axes, **timing.model_dump(), **where, "round": rounds} | {
+        "implementation": names * ROUNDS,
+        "position": [recipe.parsed.subjects.index(name) for name in names] * ROUNDS,
+        "latency_us": np.stack([_latencies_us(name, shape, gap_us, recipe) for name in names], axis=1).ravel(),
         "started_s": rounds / 100,
         "launches": 10 if timing.clock == "device" else 1,
         "strain": 0.5,
@@ -256,12 +260,7 @@ def _samples(recipe: Recipe, names: list[str], shape: Shape, timing: studies.Tim
         "throttle_reasons": np.where(rounds == 3, 4, 0) if gpu else None,
         "throttled": (rounds == 3) if gpu else None,
     }
-    gap_us, made = GAP_US * (gpu and timing.clock == "eager"), []
-    for name in names:
-        us = _latencies_us(name, shape, gap_us, recipe)
-        own = {"implementation": name, "position": recipe.parsed.subjects.index(name), "latency_us": us}
-        made.append(pd.DataFrame(columns | own))
-    return [pd.concat(made).astype(CARD).sort_values("round", kind="stable")]
+    return [pd.DataFrame(columns)]
 
 
 def _latencies_us(name: str, shape: Shape, gap_us: float, recipe: Recipe) -> np.ndarray:
