@@ -60,7 +60,7 @@ def run(draws):
 
 
 def altered(run, names=(), pace=(), **study):
-    """A run of another study: with other names, and rows of an implementation that take so many times as long.
+    """What a run holds of another study, with other names, and rows of an implementation that take so many times as long.
 
     Args:
         pace: of each implementation, a factor, or a function that gives one for its rows.
@@ -73,7 +73,10 @@ def altered(run, names=(), pace=(), **study):
     stated = run.manifest["study"] | study
     stated["implementations"] = [names.get(name, name) for name in stated["implementations"]]
     kernels = {name: "7" * 64 for name in stated["implementations"] if name.startswith("kernel.")}
-    return replace(run, samples=samples, manifest=run.manifest | {"study": stated, "kernels": kernels})
+    manifest = run.manifest | {"study": stated, "kernels": kernels}
+    shapes = [tuple(shape.axes.values()) for shape in studies.recorded(manifest).shapes]
+    among = pd.MultiIndex.from_frame(samples[[*Shape.AXES]]).isin(shapes)
+    return replace(run, samples=samples[among], manifest=manifest)
 
 
 @pytest.fixture(scope="module")
