@@ -60,7 +60,7 @@ def run(draws):
 
 
 def altered(run, names=(), pace=(), **study):
-    """What a run holds of another study, with other names, and rows of an implementation that take so many times as long.
+    """What a run holds of another study, with other names, and rows that take so many times as long.
 
     Args:
         pace: of each implementation, a factor, or a function that gives one for its rows.
