@@ -3,20 +3,23 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import synthetic
 from pyarrow import parquet
-from synthetic import Part
 
 from attnlab.base import documents
 from attnlab.runs import schema
 from attnlab.runs.checks import NULLABLE
 from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies
+from attnlab.study.shapes import Shape
 
+Part = tuple[str, str, pd.DataFrame]
+"""The table of a block of rows, its key and the rows."""
 AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
 STATED: dict[str, Any] = {
     "name": "small",
@@ -50,42 +53,20 @@ def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection
         names: what was measured; default the implementations of the study, without the control.
         failed: the key of a shape, and which of these failed the check after it was timed there.
     """
-    found: list[Part] = []
-    for replicate in range(of.replicates):
-        process = f"p{replicate}"
-        spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25}
-        found.append(
-            ("processes", f"{schema.replicate_key(replicate)}-{process}", frame_of(TABLES["processes"], [spent]))
-        )
-        for shape in of.shapes:
-            key = schema.shape_key(of, shape, replicate)
-            measured = names or of.implementations
-            where = {"replicate": replicate, "process": process}
-            own = [{"implementation": name, **shape.axes, **where} for name in measured]
-            found += [
-                ("samples", schema.block_key(of, shape, replicate, timing), _samples(of, timing, own))
-                for timing in of.timings
-            ]
-            failing = {name for at, name in failed if at == key}
-            fate = {n: (schema.FAILED, "after timing") if n in failing else (schema.MEASURED, "") for n in measured}
-            each = zip(*(synthetic.checks(name, shape, where, fate[name]) for name in measured), strict=True)
-            checks = [row for moment in each for row in moment]
-            cases = [synthetic.case(name, shape, where, fate[name]) for name in measured]
-            found += [
-                ("checks", key, frame_of(TABLES["checks"], checks)),
-                ("cases", key, frame_of(TABLES["cases"], cases)),
-            ]
-    return found
 
+    def fate(name: str, shape: Shape, key: str) -> synthetic.Fate:
+        return (schema.FAILED, "after timing") if (key, name) in failed else synthetic.MEASURED
 
-def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, Any]]) -> pd.DataFrame:
-    rows = [
-        case | timing.model_dump() | {"round": number, "position": position, "started_s": 0.5, "launches": 1}
-        for number in range(of.samples)
-        for position, case in enumerate(where)
-    ]
-    numbered = [row | {"latency_us": float(number), "strain": 0.5} for number, row in enumerate(rows, 1)]
-    return frame_of(TABLES["samples"], numbered)
+    def samples(timed: list[str], shape: Shape, timing: studies.Timing, where: synthetic.Row) -> list[synthetic.Row]:
+        shared = shape.axes | where | timing.model_dump() | {"started_s": 0.5, "launches": 1, "strain": 0.5}
+        turns = enumerate(product(range(of.samples), enumerate(timed)), 1)
+        return [
+            shared | {"implementation": name, "round": number, "position": position, "latency_us": float(us)}
+            for us, (number, (position, name)) in turns
+        ]
+
+    made = synthetic.blocks(of, names or of.implementations, fate, samples, of.timings, {})
+    return [(table, key, frame_of(TABLES[table], rows)) for table, key, rows in made]
 
 
 def table_of(file: Path) -> pd.DataFrame:

@@ -5,8 +5,9 @@ its latency, `STEP` of it apart, in an order that mixes them: `ROUNDS` of them i
 """
 
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from attnlab import frames
 from attnlab.base import rules
 from attnlab.runs import read, schema
 from attnlab.runs import write as runs_write
+from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape
 
@@ -58,8 +60,8 @@ CARD = {"sm_clock_mhz": "Int32", "power_w": "Float64", "temperature_c": "Int32",
 GPU = {"compute_capability": "9.0", "multiprocessors": 132}
 NO_GPU = {"cuda": "n/a", "cudnn": "n/a", "driver": "n/a"}
 Fate = tuple[str, str]
-Part = tuple[str, str, pd.DataFrame]
-"""The table of a block of rows, its key and the rows."""
+Row = dict[str, Any]
+MEASURED: Fate = ("measured", "")
 
 
 @dataclass(frozen=True)
@@ -92,37 +94,10 @@ def latency_us(name: str, shape: Shape) -> float:
     return 40 * PACE[name] * shape.batch * shape.heads * shape.seq_len**2 / (8 * 128**2) / half
 
 
-def latencies_us(name: str, shape: Shape, clock: str) -> np.ndarray:
-    """The samples of one replicate in the order of the rounds."""
-    mixed = np.arange(ROUNDS) * 7 % ROUNDS - (ROUNDS - 1) / 2
-    middle = latency_us(name, shape)
-    return middle + GAP_US * (clock == "eager") + STEP * middle * mixed
-
-
-CPU = {"device": "cpu", "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}]}
 GONE = ("failed", "before timing, call: error against float64: max 5.00e-03")
-
-
-def of_kinds(us: dict[str, dict[str, float | None]], **study: Any) -> Recipe:
-    """A run of these latencies on these kinds of values at the target, and nowhere else."""
-    kinds = [kind for by_kind in us.values() for kind in by_kind]
-    stated = {
-        "implementations": list(us),
-        "timings": STUDY["timings"][:1],
-        "sweeps": {"values": [AXES | {"seq_len": 128, "values": list(dict.fromkeys(kinds))}]},
-    }
-    cases = {(name, TARGET.resized(values=kind)): us[name][kind] for name in us for kind in us[name]}
-    return Recipe(
-        control_pace=1.0,
-        study=stated | study,
-        latencies_us={case: us for case, us in cases.items() if us is not None},
-        fates={case: GONE for case, us in cases.items() if us is None},
-    )
-
-
 LONELY = Recipe(
     device="Imaginary X1",
-    study=CPU | {"implementations": ["sdpa.auto"], "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}},
+    study={"device": "cpu", "implementations": ["sdpa.auto"], "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}},
     ceilings={"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s")}
     | {"l2": (None, "GB/s"), "exponentials": (None, "Gexp/s")},
 )
@@ -130,13 +105,11 @@ LONELY = Recipe(
 
 def infer(recipe: Recipe) -> schema.Run:
     """A run by a recipe as `frames.load` gives it, in this process: once for all who ask. Not to be changed."""
-    # What tests patch for a while makes another run of the same recipe.
-    key = (repr(recipe), repr(PACE), _samples, _read)
-    if key not in _INFERRED:
+    if (key := repr(recipe)) not in _INFERRED:
         with tempfile.TemporaryDirectory() as data, pytest.MonkeyPatch.context() as patch:
             patch.setenv("ATTNLAB_DATA", data)
             write("synthetic", recipe)
-            # What no run may hold is asked once, of each recipe here that has a name: tests/runs/test_bad_runs.py.
+            # What no run may hold is asked where tests load such a run themselves.
             read.JUDGED.add(read.read_manifest("synthetic")["seal"])
             _INFERRED[key] = frames.with_blocks(read.load("synthetic"))
     return _INFERRED[key]
@@ -146,19 +119,57 @@ _INFERRED: dict[Any, schema.Run] = {}
 
 
 def write(name: str, recipe: Recipe = Recipe()) -> None:
-    """Write the folder of a complete run: each table as one part, in the order that a part for each shape gives."""
+    """Write the folder of a complete run: each table as one part."""
     study, stated = recipe.parsed, manifest(recipe)
     profile = {"profile": stated.pop("profile")}
     runs_write.create(name, stated)
-    places = [(replicate, *shape) for replicate in range(study.replicates) for shape in enumerate(study.shapes)]
-    parts = sorted((part for place in places for part in _shape(study, recipe, *place)), key=lambda part: part[1])
-    rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates)]
-    parts.append(("processes", "", pd.DataFrame(rows).assign(setup_seconds=1.0, **_machine(recipe))))
-    for table in dict.fromkeys(part[0] for part in parts):
-        runs_write.add_part(name, table, "all", pd.concat([rows for of, _, rows in parts if of == table]))
+    found: dict[str, list[Any]] = {}
+    subjects = study.implementations if recipe.control_pace is None else study.subjects
+    timings = [timing for timing in study.timings if recipe.gpu or timing.clock == "eager"]
+    fate = lambda name, shape, key: recipe.fates.get((name, shape), MEASURED)  # noqa: E731
+    for table, _, rows in blocks(study, subjects, fate, partial(_samples, recipe), timings, _machine(recipe)):
+        found.setdefault(table, []).extend(rows)
+    for table, rows in found.items():
+        frame = pd.concat(rows).astype(CARD) if table == "samples" else frame_of(TABLES[table], rows)
+        runs_write.add_part(name, table, "all", frame)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs_write, "judge", lambda *_: None)  # whoever loads it does that
         runs_write.finish(name, profile)
+
+
+def blocks(
+    study: studies.Study,
+    subjects: list[str],
+    fate: Callable[[str, Shape, str], Fate],
+    samples: Callable[..., list[Any]],
+    timings: list[studies.Timing],
+    machine: Row,
+) -> Iterator[tuple[str, str, list[Any]]]:
+    """The table, the key and the rows of all blocks of a run, in the order in which they are recorded.
+
+    Args:
+        fate: of a case in the block of a key.
+        samples: of the cases that were timed at a shape under a timing, which is replicate and process besides.
+        machine: columns of the processes.
+    """
+    for replicate in range(study.replicates):
+        where = {"replicate": replicate, "process": f"p{replicate}"}
+        yield (
+            "processes",
+            f"{schema.replicate_key(replicate)}-p{replicate}",
+            [where | {"setup_seconds": 0.25} | machine],
+        )
+        for shape in study.shapes:
+            key = schema.shape_key(study, shape, replicate)
+            fates = {name: fate(name, shape, key) for name in subjects}
+            timed = [name for name, (status, why) in fates.items() if status == "measured" or "after timing" in why]
+            for timing in timings if timed else ():
+                yield "samples", f"{key}-{timing.clock}-{timing.cache}", samples(timed, shape, timing, where)
+            checked = [row for name in subjects for row in checks(name, shape, where, fates[name])]
+            yield "checks", key, sorted(checked, key=lambda row: row["moment"] == "after")
+            if kernels := [name for name in timed if name.removeprefix("kernel.") in RUNGS]:
+                yield "resources", key, [_resources(name, shape, where) for name in kernels]
+            yield "cases", key, [case(name, shape, where, fates[name]) for name in subjects]
 
 
 def _machine(recipe: Recipe) -> dict[str, Any]:
@@ -210,27 +221,6 @@ def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> d
     }
 
 
-def _shape(study: studies.Study, recipe: Recipe, replicate: int, index: int, shape: Shape) -> list[Part]:
-    """What a replicate records of a shape."""
-    key = f"r{replicate:02d}-s{index:03d}"
-    where = {"replicate": replicate, "process": f"p{replicate}"}
-    subjects = study.implementations if recipe.control_pace is None else study.subjects
-    fate = {n: recipe.fates.get((n, shape), ("measured", "")) for n in subjects}
-    timed = [n for n in subjects if fate[n][0] == "measured"]
-    there = [timing for timing in study.timings if timed and (recipe.gpu or timing.clock == "eager")]
-    parts = []
-    for timing in there:
-        rows = pd.concat([_samples(n, shape, timing, where, recipe) for n in timed]).astype(CARD)
-        parts.append(("samples", f"{key}-{timing.clock}-{timing.cache}", rows.sort_values("round", kind="stable")))
-    checked = [n for n in subjects if fate[n][0] in ("measured", "failed")]
-    rows = [row for n in checked for row in checks(n, shape, where, fate[n])]
-    parts.append(("checks", key, pd.DataFrame(rows)))
-    kernels = [n for n in timed if n.removeprefix("kernel.") in RUNGS]
-    if used := [_resources(n, shape, where) for n in kernels]:
-        parts.append(("resources", key, pd.DataFrame(used)))
-    return [*parts, ("cases", key, pd.DataFrame([case(n, shape, where, fate[n]) for n in subjects]))]
-
-
 def _rung(name: str) -> dict[str, Any]:
     number = list(RUNGS).index(name) + 1
     return {
@@ -248,20 +238,21 @@ def _rung(name: str) -> dict[str, Any]:
     }
 
 
-def _resources(name: str, shape: Shape, where: dict[str, Any]) -> dict[str, Any]:
+def _resources(name: str, shape: Shape, where: Row) -> Row:
     needs = {"registers": 40, "local_bytes": 0, "static_shared_bytes": 1024, "dynamic_shared_bytes": 0}
     launched = {"function": name, "architecture": "sm_90", "threads": 128, "ctas": 16, "ctas_per_sm": 4}
     return {"implementation": name, **shape.axes, **where} | needs | launched
 
 
-def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, Any], recipe: Recipe) -> pd.DataFrame:
-    gpu = recipe.gpu
-    rounds = np.arange(ROUNDS)
-    columns = {"implementation": name, **shape.axes, **timing.model_dump(), **where, "round": rounds} | {
-        "position": recipe.parsed.subjects.index(name),
+def _samples(recipe: Recipe, names: list[str], shape: Shape, timing: studies.Timing, where: Row) -> list[pd.DataFrame]:
+    gpu, rounds = recipe.gpu, np.repeat(np.arange(ROUNDS), len(names))
+    gap_us = GAP_US * (gpu and timing.clock == "eager")
+    columns = {**shape.axes, **timing.model_dump(), **where, "round": rounds} | {
+        "implementation": names * ROUNDS,
+        "position": [recipe.parsed.subjects.index(name) for name in names] * ROUNDS,
+        "latency_us": np.stack([_latencies_us(name, shape, gap_us, recipe) for name in names], axis=1).ravel(),
         "started_s": rounds / 100,
         "launches": 10 if timing.clock == "device" else 1,
-        "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe),
         "strain": 0.5,
         "sm_clock_mhz": 1980 - rounds if gpu else None,
         "power_w": 500.0 if gpu else None,
@@ -269,21 +260,24 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
         "throttle_reasons": np.where(rounds == 3, 4, 0) if gpu else None,
         "throttled": (rounds == 3) if gpu else None,
     }
-    return pd.DataFrame(columns)
+    return [pd.DataFrame(columns)]
 
 
-def _read(name: str, shape: Shape, clock: str, recipe: Recipe) -> np.ndarray:
+def _latencies_us(name: str, shape: Shape, gap_us: float, recipe: Recipe) -> np.ndarray:
+    """The samples of one replicate in the order of the rounds."""
+    mixed = 1 + STEP * (np.arange(ROUNDS) * 7 % ROUNDS - (ROUNDS - 1) / 2)
     if (name, shape) in (recipe.latencies_us or {}):
-        mixed = latencies_us("sdpa.auto", TARGET, "device") / latency_us("sdpa.auto", TARGET)
-        return recipe.latencies_us[name, shape] * mixed + GAP_US * (clock == "eager")
+        return recipe.latencies_us[name, shape] * mixed + gap_us
     if not implementations.is_control(name):
-        return latencies_us(name, shape, clock)
+        return latency_us(name, shape) * mixed + gap_us
+    us = latency_us(implementations.under_control(name), shape) * mixed + gap_us
     # Not in the order of the baseline, with which each sample would make the same pair.
-    return (recipe.control_pace or 1) * np.roll(latencies_us(implementations.under_control(name), shape, clock), 11)
+    return (recipe.control_pace or 1) * np.roll(us, 11)
 
 
-def checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[dict[str, Any]]:
-    moments = ["before", "after"] if fate[0] == "measured" or "after" in fate[1] else ["before"]
+def checks(name: str, shape: Shape, where: Row, fate: Fate) -> list[Row]:
+    both = ["before", "after"]
+    moments = [] if fate[0] == "skipped" else both if fate[0] == "measured" or "after" in fate[1] else ["before"]
     failing = moments[-1] if fate[0] == "failed" else None
     return [
         {"implementation": name, **shape.axes, **where, "moment": moment, "inputs": shape.values, "route": "call"}
@@ -295,7 +289,7 @@ def checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[d
     ]
 
 
-def case(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> dict[str, Any]:
+def case(name: str, shape: Shape, where: Row, fate: Fate) -> Row:
     measured = fate[0] == "measured"
     row = {"implementation": name, **shape.axes, **where, "status": fate[0], "reason": fate[1]}
     row |= {"kernels": f"void {name.split('.')[1]}_kernel<128>(float*)\nsecond" if measured else ""}

@@ -75,18 +75,15 @@ def test_within_the_block_attend_computes_what_it_serves_and_pytorch_the_rest(ca
 
 
 def test_nested_blocks_errors_and_threads_put_pytorchs_function_back(calls):
-    within = []
-
     def fail():
         with attnlab.attention():
             with attnlab.attention():
                 pass
-            within.append(F.scaled_dot_product_attention)
+            assert F.scaled_dot_product_attention is not PYTORCH
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert within != [PYTORCH]
     assert F.scaled_dot_product_attention is PYTORCH
     entered, leave = Event(), Event()
 
@@ -104,32 +101,22 @@ def test_nested_blocks_errors_and_threads_put_pytorchs_function_back(calls):
     other.join()
 
 
-class Library:
-    """Another library, which puts a function of its own in the place of the one that it finds."""
+def test_the_function_of_another_library_computes_what_attend_does_not_and_is_put_back(calls, monkeypatch):
+    asked = []
 
-    def __enter__(self):
-        self.found, self.calls = F.scaled_dot_product_attention, []
-        F.scaled_dot_product_attention = self.attention
-        return self
+    def theirs(*given, **options):
+        asked.append(options)
+        return PYTORCH(*given, **options)
 
-    def __exit__(self, *_):
-        F.scaled_dot_product_attention = self.found
-
-    def attention(self, *given, **options):
-        self.calls.append(options)
-        return self.found(*given, **options)
-
-
-def test_the_function_of_another_library_computes_what_attend_does_not_and_is_put_back(calls):
-    with Library() as library:
-        there = F.scaled_dot_product_attention
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", theirs)
         for _ in range(2):
             with attnlab.attention(), attnlab.attention():
                 F.scaled_dot_product_attention(Q, Q, Q)
                 F.scaled_dot_product_attention(Q, Q, Q, attn_mask=MASK)
-            assert F.scaled_dot_product_attention == there
-        assert library.calls == 2 * [{"attn_mask": MASK}]  # as it was called
-        assert len(calls) == 2
+            assert F.scaled_dot_product_attention is theirs
+    assert asked == 2 * [{"attn_mask": MASK}]  # as it was called
+    assert len(calls) == 2
 
 
 class Model(torch.nn.Module):
@@ -158,14 +145,10 @@ def test_a_model_that_is_transformed_within_the_block_computes_the_same(made):
 def test_a_compiled_model_calls_the_operator_within_the_block_without_a_graph_break():
     graphs = []
 
-    def backend(graph, _):
-        graphs.append(graph.code)
-        return graph.forward
-
     def model(q, k):
         return F.scaled_dot_product_attention(q, k, k, is_causal=q.shape[2] == k.shape[2]) + 1
 
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward)
     expected = compiled(Q, Q)
     with attnlab.attention():
         torch.testing.assert_close(compiled(Q, Q), expected)

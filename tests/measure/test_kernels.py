@@ -46,16 +46,10 @@ def compiler():
 
 
 @pytest.fixture
-def command(capsys, monkeypatch) -> Callable[..., SimpleNamespace]:
-    """The command in this process: what it returns and prints."""
+def command(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """The command in this process: what it returns and prints, and its errors."""
     monkeypatch.setattr(check, "ProcessPoolExecutor", ThreadPoolExecutor)
-
-    def run(*options: str) -> SimpleNamespace:
-        returned = __main__.main(["kernels", *options])
-        printed = capsys.readouterr()
-        return SimpleNamespace(returncode=returned, stdout=printed.out, stderr=printed.err)
-
-    return run
+    return lambda *options: (__main__.main(["kernels", *options]), *capsys.readouterr())
 
 
 # Compiled
@@ -69,9 +63,9 @@ HALF_ALONE = {"dtypes": ["float16"], "architectures": ["sm_80"]}
 def test_every_instance_is_compiled_for_every_architecture(folder, compiler, command, monkeypatch):
     monkeypatch.setattr(check, "ProcessPoolExecutor", ProcessPoolExecutor)
     ladders.write(folder, rung(TILE, TILE | {"head_dim": 32}, dtypes=["float16"]), source=EMPTY)
-    ended = command()
-    assert (ended.returncode, ended.stderr) == (0, "")
-    heading, *lines, note = ended.stdout.splitlines()
+    returned, out, error = command()
+    assert (returned, error) == (0, "")
+    heading, *lines, note = out.splitlines()
     assert heading.split()[:3] == ["rung", "architecture", "D"]
     assert {tuple(line.split()[:3]) for line in lines} == set(product(["plain"], ["sm_80", "sm_90a"], ["64", "32"]))
     assert all("full, causal" in line and line.endswith((" A100", " H200")) for line in lines)
@@ -80,9 +74,9 @@ def test_every_instance_is_compiled_for_every_architecture(folder, compiler, com
 
 def test_a_rung_is_compiled_alone(folder, compiler, command):
     ladders.write(folder, rung(**HALF_ALONE), rung(name="other", **HALF_ALONE), source=EMPTY)
-    assert {line.split()[0] for line in command("--rung=other").stdout.splitlines()[1:-1]} == {"other"}
+    assert {line.split()[0] for line in command("--rung=other")[1].splitlines()[1:-1]} == {"other"}
     said = "attnlab: the ladder has no rung for 'kernel.others'; did you mean 'kernel.other'?\n"
-    assert command("--rung=others").stderr == said
+    assert command("--rung=others") == (1, "", said)
 
 
 STORAGE = {
@@ -145,17 +139,6 @@ def test_what_splits_keys_is_launched_as_its_source_declares(copied):
     )
 
 
-def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler, command):
-    ladders.write(folder, source=SOURCE.replace("float score = 0.f;", "float score = nought;"))
-    ended = command()
-    line = SOURCE[: SOURCE.index("float score")].count("\n") + 1
-    said = (
-        f"attnlab: {folder}/plain.cu does not compile as plain<...> with -std=c++17 -arch=sm_80 -I{folder} "
-        f'--ptxas-options=-v: {folder}/plain.cu({line}): error: identifier "nought" is undefined; likewise for sm_90a'
-    )
-    assert (ended.returncode, ended.stderr) == (1, f"{said}\n")
-
-
 def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there_is_one(folder, compiler):
     ladders.write(folder, rung(TILE | {"template": {"n": 7}}))
     (one,) = ladder.load()
@@ -168,45 +151,48 @@ def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there
     assert "\n" not in build.error
 
 
+BROKEN = "float score = 0.f;"
+
+
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "source", "said"),
     [
-        (rung(function="plane", dtypes=["float16"]), "no kernel `plane` in plain.cu; did you mean 'plain'?"),
         (
-            rung(arguments="tensor maps", dtypes=["float16"]),
+            *(rung(), SOURCE.replace(BROKEN, "float score = nought;")),
+            "{folder}/plain.cu does not compile as plain<...> with -std=c++17 -arch=sm_80 -I{folder} "
+            f"--ptxas-options=-v: {{folder}}/plain.cu({SOURCE[: SOURCE.index(BROKEN)].count(chr(10)) + 1}): error: "
+            'identifier "nought" is undefined; likewise for sm_90a',
+        ),
+        (rung(function="plane", dtypes=["float16"]), EMPTY, "no kernel `plane` in plain.cu; did you mean 'plain'?"),
+        (
+            *(rung(arguments="tensor maps", dtypes=["float16"]), EMPTY),
             "plain.cu: `plain` takes pointers and plain, and the ladder says "
             '`arguments = "tensor maps"` and `parameters = "plain"`',
         ),
         (
             rung(TILE | {"threads": 96}, dtypes=["float16"]),
+            EMPTY.replace("__global__ void plain", "__global__ void __launch_bounds__(64) plain"),
             "plain.cu: `plain` is written for 64 threads (`__launch_bounds__`), and the tile for head_dim 64, "
             "which has `rows = 64`, says `threads = 96`",
         ),
     ],
 )
-def test_an_entry_that_does_not_fit_its_kernel_is_told_once(folder, compiler, command, entry, said):
-    source = EMPTY.replace("__global__ void plain", "__global__ void __launch_bounds__(64) plain")
+def test_an_entry_that_does_not_fit_its_kernel_is_told_once(folder, compiler, command, entry, source, said):
     ladders.write(folder, entry, source=source)
-    assert command().stderr == f"attnlab: {said}\n"
+    assert command()[::2] == (1, f"attnlab: {said.format(folder=folder)}\n")
 
 
 def test_what_has_not_changed_is_not_compiled_again(folder, compiler, command, monkeypatch):
-    ladders.write(folder, rung(dtypes=["float16"]), source=EMPTY)
+    ladders.write(folder, rung(**HALF_ALONE), source=EMPTY)
     compiled, compile_ = [], nvrtc.build
-
-    def build(rung, architecture, expressions):
-        compiled.append(architecture)
-        return compile_(rung, architecture, expressions)
-
-    monkeypatch.setattr(nvrtc, "build", build)
-    first = command().stdout
-    assert (sorted(compiled), command().stdout) == (["sm_80", "sm_90a"], first)
+    monkeypatch.setattr(nvrtc, "build", lambda *given: compiled.append(given) or compile_(*given))
+    first = command()
+    assert (len(compiled), command()) == (1, first)
     (folder / "widen.cuh").write_text(ladders.HEADER + "struct Another;\n")
-    assert (command().stdout, len(compiled)) == (first, 4)
+    assert (command(), len(compiled)) == (first, 2)
     for kept in (folder / check.CACHE).iterdir():
         kept.write_text("{")
-    command()
-    assert len(compiled) == 6
+    assert (command(), len(compiled)) == (first, 3)
 
 
 def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command):
@@ -214,14 +200,13 @@ def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command):
     source = source.replace("for (int d", '_Pragma("unroll") for (int d')
     tile = TILE | {"threads": 1024}
     ladders.write(folder, rung(tile, **HALF_ALONE), source=source)
-    ended = command()
-    *_, last = ended.stderr.splitlines()
-    assert ended.returncode == 1
+    returned, _, error = command()
+    *_, last = error.splitlines()
+    assert returned == 1
     assert last.startswith("attnlab: plain.cu for sm_80: plain<__half, 64, true> spills ")
     assert last.endswith(" bytes, and the ladder declares 0 (`spill_bytes`)")
     ladders.write(folder, rung(tile, **HALF_ALONE, spill_bytes=100_000), source=source)
-    ended = command()
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert command()[::2] == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -344,11 +329,7 @@ FULL, CAUSAL, MANY, ONE = (False,), (True,), on_gpu(1, 8, 64, 64), on_gpu(2, 1, 
     ("entry", "q", "k", "v", "rest", "reason"),
     [
         (
-            PLAIN,
-            Q,
-            ONE,
-            Q,
-            FULL,
+            *(PLAIN, Q, ONE, Q, FULL),
             "takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not (2, 3, 8, 64), ",
         ),
         (PLAIN, Q, Q, on_gpu(2, 3, 9, 64), FULL, "takes Q, K and V of one shape"),

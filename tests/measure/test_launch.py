@@ -5,33 +5,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from attnlab.measuring.fp8.kernel import AllScales, ScaledLaunch, ScaledMaps
 from attnlab.measuring.kernels import launch, maps, rungs
-from attnlab.measuring.kernels.launch import (
-    Launch,
-    MappedPointers,
-    Maps,
-    Pointers,
-    SplitLaunch,
-    layout,
-)
+from attnlab.measuring.kernels.launch import Launch, MappedPointers, Maps, Pointers, SplitLaunch, layout
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 
 SUCCESS, REFUSED = (SimpleNamespace(name=name) for name in ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"))
 Q = torch.zeros(2, 3, 8, 64, dtype=torch.float16)
-VIEWS = {
-    "contiguous": Q,
-    "tokens first": Q.transpose(1, 2).contiguous().transpose(1, 2),
-    "a slice of QKV": torch.zeros(2, 8, 3, 3, 64, dtype=Q.dtype)[:, :, 1].transpose(1, 2),
-    "a slice of a cache": torch.zeros(2, 3, 20, 64, dtype=Q.dtype)[:, :, :8],
+VIEWS = {  # with their strides in bytes
+    "contiguous": (Q, (128, 8 * 128, 24 * 128)),
+    "tokens first": (Q.transpose(1, 2).contiguous().transpose(1, 2), (3 * 128, 128, 24 * 128)),
+    "a slice of QKV": (torch.zeros(2, 8, 3, 3, 64).half()[:, :, 1].transpose(1, 2), (9 * 128, 128, 72 * 128)),
+    "a slice of a cache": (torch.zeros(2, 3, 20, 64).half()[:, :, :8], (128, 20 * 128, 60 * 128)),
 }
-
-
 # The handle of a kernel that splits keys, which is given six tensors; the one that merges is given three.
 SPLITTING = 5
 
@@ -259,7 +251,7 @@ def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monke
         prepared(mapped()).of_lengths(Q, Q, Q, lengths)
 
 
-@pytest.mark.parametrize("q", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("q", [view for view, _ in VIEWS.values()], ids=VIEWS)
 def test_the_output_lies_as_the_queries_do_and_densely(driver, q):
     output = prepared(mapped())(q, q, q)
     assert output.stride() == torch.empty_like(q).stride()
@@ -268,7 +260,7 @@ def test_the_output_lies_as_the_queries_do_and_densely(driver, q):
 
 
 def test_a_layout_is_all_but_addresses():
-    other, view = torch.ones_like(Q), VIEWS["tokens first"]
+    other, view = torch.ones_like(Q), VIEWS["tokens first"][0]
     of = layout(Q, Q, Q, False, None)
     assert layout(other, other, other, False, None) == of
     others = [(Q.bfloat16(), Q, Q, False, None), (Q, view, Q, False, None), (Q, Q, Q[:1], False, None)]
@@ -281,26 +273,14 @@ def test_a_layout_is_all_but_addresses():
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """What the driver is asked to encode: sizes, strides in bytes, and boxes."""
-    asked = []
-
-    class Enumeration:
-        def __getattr__(self, name):
-            return name
+    """What the driver is asked to encode: a rank, an address, sizes, strides in bytes, and a box."""
+    asked, memory = [], ctypes.create_string_buffer(maps.BYTES)
 
     def encode(dtype, rank, address, sizes, strides, box, steps, *rest):
         asked.append((rank, address, tuple(sizes), tuple(strides), tuple(box)))
         return SUCCESS, SimpleNamespace(getPtr=lambda: ctypes.addressof(memory))
 
-    memory = ctypes.create_string_buffer(maps.BYTES)
-    names = ("DataType", "Interleave", "Swizzle", "L2promotion", "FloatOOBfill")
-    driver = SimpleNamespace(
-        **{f"CUtensorMap{name}": Enumeration() for name in names},
-        CUresult=SimpleNamespace(CUDA_SUCCESS=SUCCESS),
-        cuuint64_t=int,
-        cuuint32_t=int,
-        cuTensorMapEncodeTiled=encode,
-    )
+    driver = MagicMock(CUresult=Driver.CUresult, cuuint64_t=int, cuuint32_t=int, cuTensorMapEncodeTiled=encode)
     monkeypatch.setattr(maps, "driver", lambda: driver)
     return asked
 
@@ -310,19 +290,11 @@ def test_a_map_of_contiguous_heads_has_three_dimensions(encoded):
     assert encoded == [(3, 16, (64, 8, 6), (128, 8 * 128), (64, 32, 1))]
 
 
-STRIDES = {
-    "contiguous": (128, 8 * 128, 24 * 128),
-    "tokens first": (3 * 128, 128, 24 * 128),
-    "a slice of QKV": (9 * 128, 128, 72 * 128),
-    "a slice of a cache": (128, 20 * 128, 60 * 128),
-}
-
-
-@pytest.mark.parametrize("view", STRIDES)
-def test_a_map_of_a_view_has_its_strides(encoded, view):
-    assert maps.refusal(VIEWS[view]) == ""
-    maps.strided(VIEWS[view], 16, 32)
-    assert encoded == [(4, 16, (64, 8, 3, 2), STRIDES[view], (64, 32, 1, 1))]
+@pytest.mark.parametrize(("view", "strides"), VIEWS.values(), ids=VIEWS)
+def test_a_map_of_a_view_has_its_strides(encoded, view, strides):
+    assert maps.refusal(view) == ""
+    maps.strided(view, 16, 32)
+    assert encoded == [(4, 16, (64, 8, 3, 2), strides, (64, 32, 1, 1))]
 
 
 @pytest.mark.parametrize(

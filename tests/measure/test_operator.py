@@ -37,9 +37,7 @@ def drawn(shape, requires_grad=False):
     ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "requires_grad"), [*((shape, True) for shape in SHAPES), (SHAPES[1], False)], ids=str
-)
+@pytest.mark.parametrize(("shape", "requires_grad"), [(SHAPES[1], True), (SHAPES[1], False), (SHAPES[2], True)])
 def test_torch_finds_nothing_wrong_with_it(shape, requires_grad):
     given = (*drawn(shape, requires_grad), shape.causal, shape.scale or None)
     torch.library.opcheck(torch.ops.attnlab.attention.default, given)

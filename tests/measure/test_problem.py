@@ -10,23 +10,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attnlab.base import paths
-from attnlab.measuring.kernels.problem import (
-    CLUSTERS,
-    Divisor,
-    Packing,
-    Problem,
-    splits,
-)
+from attnlab.measuring.kernels.problem import CLUSTERS, Divisor, Packing, Problem, splits
 from attnlab.study.ladder import Tile
 
 properties = settings(deadline=None)
 
 
-@pytest.mark.parametrize(("structure", "size"), [(Divisor, 12), (Problem, 124)])
-def test_a_problem_is_what_the_header_declares(structure, size):
-    source = (paths.kernels() / "hopper.cuh").read_text()
+@pytest.mark.parametrize(
+    ("structure", "file", "size"),
+    [(Divisor, "hopper.cuh", 12), (Problem, "hopper.cuh", 124), (Packing, "12_few.cu", 136)],
+)
+def test_a_structure_is_what_the_source_declares(structure, file, size):
+    source = (paths.kernels() / file).read_text()
     declared = source.split(f"struct {structure.__name__} {{")[1].split("};")[0]
-    fields = re.findall(r"^    (?:int|unsigned|float|Divisor) ([\w, ]+);", declared, re.MULTILINE)
+    fields = re.findall(r"^    (?:int|unsigned|float|Divisor|Strides) ([\w, ]+);", declared, re.MULTILINE)
     assert ", ".join(fields).split(", ") == [name for name, _ in structure._fields_]
     assert ctypes.sizeof(structure) == size
 
@@ -61,12 +58,6 @@ def test_a_problem_counts_heads_keys_and_work_items():
 ROWS = Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
 # CTAs that an H200 holds, two on a multiprocessor, in clusters of each size.
 HELD = ((1, 264), (2, 264), (4, 248), (8, 240), (16, 224))
-
-
-def test_a_packing_is_what_the_kernel_declares():
-    declared = (paths.kernels() / "12_few.cu").read_text().split("struct Packing {")[1].split("};")[0]
-    fields = re.findall(r"^    (?:int|float|Strides) ([\w, ]+);", declared, re.MULTILINE)
-    assert ", ".join(fields).split(", ") == [name for name, _ in Packing._fields_]
 
 
 def test_a_packing_holds_the_strides_of_views_and_splits_all_keys():

@@ -52,22 +52,26 @@ def closed(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def finished(data, closed) -> Callable[..., str]:
-    """Puts a complete run into this test's data folder."""
-
-    def finished(name: str = "one") -> str:
-        shutil.copytree(closed, schema.folder(name))
-        return name
-
-    return finished
+def finished(data, closed) -> Path:
+    """The folder of a complete run `one` in this test's data folder."""
+    return shutil.copytree(closed, data / "one")
 
 
-def refused(name: str) -> str:
+def refused(name: str = "one") -> str:
     return told(lambda: read.load(name))
 
 
-def test_what_was_recorded_is_read_back(data, finished):
-    run = read.load(finished())
+def edit(folder: Path, change: Callable[[dict], object]) -> Path:
+    """Change the manifest in a folder, and nothing else."""
+    path = folder / "manifest.json"
+    stated = json.loads(path.read_text())
+    change(stated)
+    path.write_text(json.dumps(stated))
+    return path
+
+
+def test_what_was_recorded_is_read_back(finished):
+    run = read.load("one")
     assert run.complete
     assert run.name == "one"
     # In the order of the study, whatever the order of recording.
@@ -78,13 +82,13 @@ def test_what_was_recorded_is_read_back(data, finished):
     assert run.manifest["schema"] == schema.SCHEMA
     assert run.manifest["study"] == TWO.model_dump(mode="json")
     assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(TABLES)]
-    assert set(os.listdir(data / "one")) == {"manifest.json", *run.manifest["files"]}
+    assert set(os.listdir(finished)) == {"manifest.json", *run.manifest["files"]}
     for name, table in TABLES.items():  # for whoever reads the files without this package
-        assert parquet.read_schema(data / "one" / f"{name}.parquet").names == table.names
+        assert parquet.read_schema(finished / f"{name}.parquet").names == table.names
 
 
-def test_a_run_is_printed_in_2_lines(data, finished):
-    assert repr(read.load(finished())) == "Run 'one': study 'small' on Imaginary X1\n2 cases, 4 samples, 4 checks"
+def test_a_run_is_printed_in_2_lines(finished):
+    assert repr(read.load("one")) == "Run 'one': study 'small' on Imaginary X1\n2 cases, 4 samples, 4 checks"
     begun("two")
     assert repr(read.load("two")) == (
         "Run 'two': study 'small' on Imaginary X1, not complete\n0 cases, 0 samples, 0 checks"
@@ -145,19 +149,19 @@ def test_a_run_that_was_cut_off_is_read_from_its_parts_and_closed_whenever_it_is
 @pytest.mark.parametrize(
     "change", [lambda held: held[:-1], lambda held: held[:99] + b"X" + held[100:], lambda held: b""]
 )
-def test_a_changed_table_is_refused(data, finished, change):
-    path = data / finished() / "samples.parquet"
+def test_a_changed_table_is_refused(finished, change):
+    path = finished / "samples.parquet"
     path.write_bytes(change(path.read_bytes()))
-    assert refused("one") == f"{path} doesn't match its manifest: it was changed after it was recorded; restore it"
+    assert refused() == f"{path} doesn't match its manifest: it was changed after it was recorded; restore it"
     path.unlink()
-    assert refused("one").startswith(f"{path} is missing, so the run is refused")
+    assert refused().startswith(f"{path} is missing, so the run is refused")
 
 
 def test_a_changed_part_is_refused(data):
     filled()
     part = next((data / "one" / "parts").glob("samples.r00-s000*"))
     rows(0.5, 0.5).to_parquet(part, index=False)
-    assert refused("one").startswith(f"{part}: it was changed after it was recorded: delete ")
+    assert refused().startswith(f"{part}: it was changed after it was recorded: delete ")
 
 
 @pytest.mark.parametrize(
@@ -172,19 +176,15 @@ def test_a_changed_part_is_refused(data):
         lambda manifest: manifest["files"].popitem(),
     ],
 )
-def test_a_changed_manifest_is_refused(data, finished, change):
-    path = data / finished() / "manifest.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
-    assert refused("one") == f"{path} was changed after it was recorded, so the run is refused: restore it"
+def test_a_changed_manifest_is_refused(finished, change):
+    path = edit(finished, change)
+    assert refused() == f"{path} was changed after it was recorded, so the run is refused: restore it"
 
 
-def test_a_manifest_laid_out_anew_is_the_same(data, finished):
-    path = data / finished() / "manifest.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(dict(reversed(manifest.items()))))
-    assert read.load("one").manifest == manifest
+def test_a_manifest_laid_out_anew_is_the_same(finished):
+    before = read.read_manifest("one")
+    (finished / "manifest.json").write_text(json.dumps(dict(reversed(before.items()))))
+    assert read.load("one").manifest == before
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,10 @@ def test_a_manifest_laid_out_anew_is_the_same(data, finished):
         *(({"schema": other}, "update attnlab") for other in (schema.SCHEMA + 1, "2", None)),
     ],
 )
-def test_another_schema_is_refused_with_what_to_do(data, finished, changes, advice):
-    path = data / finished() / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def test_another_schema_is_refused_with_what_to_do(finished, changes, advice):
+    path = edit(finished, lambda manifest: manifest.update(changes))
     stated, read_here = changes["schema"], schema.SCHEMA
-    assert refused("one") == f"{path} has schema {stated}, and this attnlab reads {read_here}: {advice}"
+    assert refused() == f"{path} has schema {stated}, and this attnlab reads {read_here}: {advice}"
 
 
 @pytest.mark.parametrize("every", ["all", ["all"]])
@@ -220,17 +219,17 @@ NO_MANIFESTS = [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b'{"create
 
 
 @pytest.mark.parametrize("content", NO_MANIFESTS)
-def test_what_is_no_manifest_is_refused(data, finished, content):
-    path = data / finished() / "manifest.json"
+def test_what_is_no_manifest_is_refused(finished, content):
+    path = finished / "manifest.json"
     path.write_bytes(content)
-    assert refused("one") == f"{path} is not a manifest: restore it from where the run came from"
+    assert refused() == f"{path} is not a manifest: restore it from where the run came from"
     assert "one" in read.names()
 
 
-def test_a_run_that_is_not_there_tells_which_are(data, finished):
+def test_a_run_that_is_not_there_tells_which_are(data):
     assert refused("nope") == "there is no run 'nope'; those that are: none yet; `make measure` records one"
-    finished("b")
-    finished("a")
+    begun("b")
+    begun("a")
     message = refused("nope")
     assert message.startswith("there is no run 'nope'; those that are: ")
     assert sorted(message.rpartition(": ")[2].split(", ")) == ["a", "b"]

@@ -4,8 +4,6 @@ import copy
 import re
 import sys
 from collections import Counter
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from conftest import told
 from IPython.core.formatters import DisplayFormatter
 from nbformat.v4 import new_code_cell, new_notebook
 
-from attnlab import __main__, frames, report, tables
+from attnlab import __main__, frames, report, roofline, tables
 from attnlab.base import errors, paths
 from attnlab.runs import checks, manifest, read, stale
 from attnlab.runs.tables import TABLES, frame_of
@@ -61,28 +59,36 @@ def says(text: str) -> Any:
     return change
 
 
-@cache
-def made(text: str) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def verdict() -> pd.Series:
+    """A comparison of the run, in which nothing is said."""
+    return frames.compare(synthetic.infer(RECIPE).samples, "sdpa.auto").iloc[0]
+
+
+def made(text: str, verdict: pd.Series) -> dict[str, str]:
     """What is made of a run that says this: HTML, and LaTeX under names that end so."""
     run = synthetic.infer(RECIPE)
-    tables_of_run, stated = {"cases": run.cases.copy()}, copy.deepcopy(run.manifest)
-    says(text)(tables_of_run, stated)
-    run = frames.with_blocks(replace(run, manifest=stated, **tables_of_run))
-    rungs = pd.DataFrame(run.manifest["ladder"])[["name", "title", "hypothesis"]]
-    shown = {"cases": run.cases[["status", "reason", "kernels"]], "ceilings": run.ceilings, "ladder": rungs}
-    row = frames.compare(run.samples, "sdpa.auto").iloc[0]
+    changed, stated = {"cases": run.cases.copy()}, copy.deepcopy(run.manifest)
+    says(text)(changed, stated)
+    rungs = pd.DataFrame(stated["ladder"])[["name", "title", "hypothesis"]]
+    shown = {"cases": changed["cases"][["status", "reason", "kernels"]], "ceilings": roofline.ceilings(stated)}
     read_as = report._Markdown(escape=True)
-    said = tables.statement(row.replace(row["baseline"], text))._repr_markdown_()
+    said = tables.statement(verdict.replace(verdict["baseline"], text))._repr_markdown_()
     found = {"statement": report.mistune.Markdown(read_as)(said)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "display", lambda bundle, **_: found.update(holds=bundle["text/html"]))
         tables.holds(text, False)
-    for name, frame in shown.items():
+    read_as_table = report.mistune.Markdown(read_as, plugins=[report.import_plugin("table")])
+    for name, frame in (shown | {"ladder": rungs}).items():
         forms, _ = DisplayFormatter().format(tables.table(frame, caption=text))
         found |= {name: forms["text/html"], f"{name} latex": forms["text/latex"]}
-        read_as_table = report.mistune.Markdown(read_as, plugins=[report.import_plugin("table")])
         found[f"{name} Markdown"] = read_as_table(tables.markdown(frame))
     return found
+
+
+@pytest.fixture(scope="module")
+def plain(verdict) -> dict[str, str]:
+    return made(PLAIN, verdict)
 
 
 def elements(page: str) -> Counter:
@@ -94,8 +100,8 @@ def elements(page: str) -> Counter:
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_a_text_of_a_run_is_data_in_html_in_latex_and_in_markdown(kind):
-    plain, odd = made(PLAIN), made(TEXTS[kind])
+def test_a_text_of_a_run_is_data_in_html_in_latex_and_in_markdown(verdict, plain, kind):
+    odd = made(TEXTS[kind], verdict)
     assert all(PLAIN in form for name, form in plain.items() if "ceilings" not in name)
     for name in (name for name in odd if "latex" not in name):
         assert elements(odd[name]) - elements(plain[name]) == Counter(), name

@@ -2,7 +2,8 @@
 
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 
 import ladders
 import pytest
@@ -33,9 +34,10 @@ def test_what_is_kept_is_loaded_by_this_device_and_pytorch_alone():
         os.replace(tuned.path(*other), tuned.path(*HERE))
 
 
-def test_writers_that_keep_at_once_lose_nothing():
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: tuned.keep(*HERE, f"layout {number}", FLASH), range(80)))
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_writers_that_keep_at_once_lose_nothing(pool):
+    with pool(2) as writers:
+        list(writers.map(partial(tuned.keep, *HERE, entry=FLASH), [f"layout {number}" for number in range(80)]))
     assert len(tuned.load(*HERE)) == 80
 
 

@@ -1,9 +1,7 @@
 """Shapes drawn at random."""
 
-import pytest
 import small
 
-from attnlab.base.errors import UserError
 from attnlab.study import drawn, studies
 from attnlab.study.shapes import Shape
 
@@ -22,19 +20,6 @@ def test_a_study_has_them_after_those_of_its_sweeps_on_each_of_its_kinds_of_valu
     assert study.drawn_shapes == study.shapes[len(swept) :]
     assert [shape.values for shape in study.drawn_shapes] == ["normal", "sd 4"] * 3
     assert list(dict.fromkeys(shape.plain for shape in study.drawn_shapes)) == drawn.draw(3, 5)
-
-
-@pytest.mark.parametrize(
-    ("stated", "said"),
-    [
-        ({"shapes": 0, "seed": 1}, "drawn.shapes: input should be greater than or equal to 1, not 0"),
-        ({"shapes": 3}, "the field 'drawn.seed' is missing"),
-        ({"shapes": 3, "seed": 1, "values": ["norml"]}, "drawn: unknown values 'norml'"),
-    ],
-)
-def test_what_can_not_be_drawn_is_told_in_a_line(stated, said):
-    with pytest.raises(UserError, match=said):
-        small.study(drawn=stated)
 
 
 def test_the_study_by_which_attend_chooses_holds_no_drawn_shape_in_its_grid():

@@ -121,6 +121,11 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
         (rung(parameters="packing"), "`merge` names the second kernel where `parameters` are a packing*"),
         (rung(parameters="problem"), "with `parameters = 'problem'`, `arguments` have to be tensor maps"),
         (rung(expected_speedup=0.0), "expected_speedup: input should be greater than 0, not 0.0"),
+        ((rung(), rung(title="again")), "an earlier rung has this name: choose another"),
+        (
+            (rung(), rung(name="second", after="plian")),
+            "after: no earlier rung is called 'plian'; earlier are plain; did you mean 'plain'?",
+        ),
         (rung(launched_like="x"), "launched_like: no earlier rung is called 'x'; earlier are none"),
         (rung(TILE, TILE), "2 tiles for head_dim 64 are called '': give each a `name` of its own"),
         (
@@ -150,24 +155,10 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
     ],
 )
 def test_an_entry_that_is_wrong_is_told_in_one_line(folder, entry, said):
-    ladders.write(folder, entry)
-    message = refused(folder, entry.get("name", 1))
+    entries = entry if isinstance(entry, tuple) else (entry,)
+    ladders.write(folder, *entries)
+    message = refused(folder, entries[-1].get("name", 1))
     assert fnmatchcase(message, said.replace("?", "[?]")), message
-
-
-@pytest.mark.parametrize(
-    ("second", "said"),
-    [
-        (rung(title="again"), "an earlier rung has this name: choose another"),
-        (
-            rung(name="second", after="plian"),
-            "after: no earlier rung is called 'plian'; earlier are plain; did you mean 'plain'?",
-        ),
-    ],
-)
-def test_a_rung_has_a_name_of_its_own_and_comes_after_one_that_stands_before_it(folder, second, said):
-    ladders.write(folder, rung(), second)
-    assert refused(folder, second["name"]) == said
 
 
 @pytest.mark.parametrize(
