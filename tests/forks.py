@@ -6,13 +6,19 @@ with their arguments, does them one after the other, and exits with what the las
 """
 
 import errno
+import fcntl
 import importlib
+import io
+import itertools
 import json
+import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -39,13 +45,11 @@ class Forks:
         self._folder, self._forked = folder, []
         # More than one thread and a fork of it go ill together, and one is what tiny shapes need.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-        command = [sys.executable, __file__]
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen([sys.executable, __file__], env=environment, **pipes)
+        assert self._process.stdout.readline() == "ready\n"
 
     def __enter__(self) -> "Forks":
-        assert self._process.stdout.readline() == "ready\n"
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -73,17 +77,12 @@ class Forks:
         return self._process.stdout.readline()
 
 
-def members(group: int) -> list[int]:
-    """The processes of a group that still run."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, theirs = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(theirs) == group and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
+def wait_until(there: Callable[[], object], log: Path | None = None, patience_s: float = 120) -> None:
+    """Wait until `there` returns something true."""
+    deadline = time.monotonic() + patience_s
+    while not there():
+        assert time.monotonic() < deadline, log and log.read_text()
+        time.sleep(0.005)
 
 
 @dataclass
@@ -106,19 +105,19 @@ class Fork:
         assert "Traceback" not in said, said
         return status, said.splitlines()
 
-    def gone(self, patience_s: float = 30) -> bool:
-        """Whether every process of the group ends by itself; some may need a moment for tidying up."""
-        deadline = time.monotonic() + patience_s
-        while members(self.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return members(self.pid) == []
-
-    def wait_for(self, there: Callable[[], object], patience_s: float = 60) -> None:
+    def wait_for(self, there: Callable[[], object]) -> None:
         """Wait until `there` returns something true."""
-        deadline = time.monotonic() + patience_s
-        while not there():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.002)
+        wait_until(there, self.log)
+
+    def wait_till_gone(self) -> None:
+        """Wait until each process of the group has ended by itself; some may need a moment for tidying up."""
+        with self.log.open() as log:
+
+            def unlocked() -> bool:
+                with suppress(BlockingIOError):
+                    return fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB) is None
+
+            wait_until(unlocked, self.log)
 
 
 # What a fork can do
@@ -126,11 +125,10 @@ class Fork:
 
 def command(*arguments: str) -> int:
     """A command of attnlab that forks its measuring processes instead of starting new ones."""
-    from conftest import Quickly
+    import conftest
 
-    processes.fresh_processes = lambda: Quickly(
-        ProcessPoolExecutor(1, mp_context=_forking(), initializer=processes.begin, initargs=({},))
-    )
+    forking = {"mp_context": multiprocessing.get_context("fork"), "initializer": processes.begin, "initargs": ({},)}
+    processes.fresh_processes = lambda: conftest.Quickly(ProcessPoolExecutor(1, **forking))
     return __main__.main(list(arguments))
 
 
@@ -146,8 +144,6 @@ def ignore_interrupts() -> None:
 
 def limit_files(most_bytes: int) -> None:
     """Let no file grow beyond this many bytes."""
-    import resource
-
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
@@ -158,7 +154,7 @@ def die_at_block(number: int) -> None:
 
 def wait_at_block(number: int, lock: str) -> None:
     """Let the process that is about to record the block of this number wait for a lock, which the test holds."""
-    _at_block(number, lambda: _pass(lock))
+    _at_block(number, lambda: files.held(Path(lock)).__enter__())
 
 
 def kill_at(step: int) -> None:
@@ -187,20 +183,14 @@ def live(name: str) -> int:
 
 
 def _at_block(number: int, act: Callable[[], object]) -> None:
-    add, added = write.add_part, []
+    add, numbers = write.add_part, itertools.count(1)
 
     def counted(*arguments: Any) -> None:
-        added.append(arguments)
-        if len(added) == number:
+        if next(numbers) == number:
             act()
         add(*arguments)
 
     write.add_part = counted
-
-
-def _pass(lock: str) -> None:
-    with files.held(Path(lock)):
-        pass
 
 
 BLOCKS = small.blocks(small.study())
@@ -229,26 +219,13 @@ def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: t
         if len(done) == at:
             act()
 
-    class Watched:
+    class Watched(io.FileIO):
         """A file whose first half is on the disk before the second half is written."""
 
-        def __init__(self, path: Path, mode: str) -> None:
-            self._file = open(path, mode)  # noqa: SIM115
-
-        def __enter__(self) -> "Watched":
-            return self
-
-        def __exit__(self, *exception: object) -> None:
-            self._file.close()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def write(self, content: bytes) -> None:
-            self._file.write(content[: len(content) // 2])
-            self._file.flush()
+        def write(self, content: bytes) -> int:
+            half = super().write(content[: len(content) // 2])
             step("write")
-            self._file.write(content[len(content) // 2 :])
+            return half + super().write(content[half:])
 
     def watched(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
@@ -266,17 +243,10 @@ def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: t
 
 
 def full() -> None:
-    """Raise what a full disk raises."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # In the process that forks
-
-
-def _forking() -> Any:
-    import multiprocessing
-
-    return multiprocessing.get_context("fork")
 
 
 def _serve() -> None:
@@ -299,19 +269,16 @@ def _serve() -> None:
 def _follow(steps: list[list[Any]], log: str, places: dict[str, str]) -> None:
     os.setpgid(0, 0)
     os.environ.update(places)
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(handle, 2)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    handle = os.open(log, os.O_WRONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)  # which lasts as long as a process has it
+    for descriptor, new in enumerate((os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY), handle)):
+        os.dup2(new, descriptor)
     # Whoever runs the tests in the background hands them SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    status = 70
     try:
         for name, *arguments in steps:
             status = globals()[name](*arguments)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         status = 70
     finally:

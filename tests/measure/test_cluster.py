@@ -7,20 +7,17 @@ import re
 import signal
 import socket
 import sys
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 
-import faulty
 import pandas as pd
 import pytest
-from conftest import SAMPLE, TINY, files_of, tiny_study
-from forks import Fork, Forks
+from conftest import SAMPLE, TINY, files_of, tiny_study, told
+from forks import Fork, wait_until
 
 from attnlab import __main__ as command_line
 from attnlab import measuring as measuring_package
@@ -32,27 +29,28 @@ from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
 distributed = pytest.importorskip("distributed")
+import hosts  # noqa: E402
+
 from attnlab.measuring import cluster as clusters  # noqa: E402
 
 KEPT = "what was recorded of 'begun' is kept: `make measure RUN=begun SCHEDULER=tcp://HOST:PORT` goes on"
 FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
+KILLS = 100
 
 
 class Cluster:
-    """A scheduler and workers, each a process of its own, as on several hosts; they end with the context."""
+    """A scheduler and workers, each a process of its own, as on several hosts."""
 
-    def __init__(self, forks: Forks, folder: Path) -> None:
-        self._forks, self._folder = forks, folder
-        self.flags = folder / "flags"
+    def __init__(self, forks, folder):
+        self._forks, self.flags, self.workers = forks, folder / "flags", []
         self.flags.mkdir()
-        self.workers: list[Fork] = []
         file = folder / "scheduler.json"
         self.scheduler = forks.start(("call", "hosts", "scheduler", str(file)))
         self.scheduler.wait_for(lambda: file.is_file() and file.read_text().endswith("}"))
         self.client = distributed.Client(scheduler_file=str(file), set_as_default=False)
         self.address = self.client.scheduler.address
 
-    def end(self) -> None:
+    def end(self):
         with suppress(Exception):
             self.client.close()
         for fork in [*self.workers, self.scheduler]:
@@ -67,30 +65,23 @@ class Cluster:
         wait_until(lambda: len(self.client.nthreads().keys() - before) >= count)
         return added
 
-    def lose(self, worker: Fork) -> None:
-        """Kill a worker, but not the processes that it started; returns when the scheduler has noticed."""
+    def lose(self, worker):
+        """Kill a worker, but not the processes that it started, and wait until the scheduler has noticed."""
         before = len(self.client.nthreads())
         os.kill(worker.pid, signal.SIGKILL)
         self.workers.remove(worker)
         wait_until(lambda: len(self.client.nthreads()) < before)
 
     @contextmanager
-    def fleet(self, wanted: str = "cpu"):
+    def fleet(self, wanted="cpu"):
         with distributed.Client(self.address, set_as_default=False) as client:
             yield clusters.Fleet(client, wanted)
 
-    def measure(self, study, name: str) -> schema.Run:
+    def measure(self, study, name):
         """Measure into a run that was begun, which then is whole."""
         with self.fleet() as executor:
             record.record(name, study, "cpu", executor)
         return require_whole(name, study)
-
-
-def wait_until(there, patience_s: float = 120) -> None:
-    deadline = time.monotonic() + patience_s
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -115,19 +106,12 @@ def two(shared):
 
 
 @pytest.fixture
-def cluster(forks, tmp_path):
-    cluster = Cluster(forks, tmp_path)
-    yield cluster
-    cluster.end()
-
-
-@pytest.fixture
 def instead(monkeypatch):
     """Have the measuring processes do something else."""
     return lambda work: monkeypatch.setattr(working, "take", work)
 
 
-def require_whole(name: str, study) -> schema.Run:
+def require_whole(name, study):
     """The run, complete, with every sample once."""
     run, cases = read.load(name), len(study.shapes) * len(study.subjects) * study.replicates
     assert run.complete
@@ -147,9 +131,12 @@ def lines(capsys) -> list[str]:
 # Undisturbed
 
 
-def test_a_run_on_two_workers_is_that_of_one(two, begin, capsys):
-    study = tiny_study(stream=3)
-    run = two.measure(study, begin(study))
+def test_a_new_run_on_two_workers_is_that_of_one(two, data, write_study, capsys):
+    words = ["measure", "--run", "new", "--study", str(write_study(stream=3)), "--device", "cpu"]
+    assert command_line.main([*words, "--scheduler", two.address]) == 0
+    run = require_whole("new", tiny_study(stream=3))
+    assert len(run.manifest["planned_s"]) == 3
+    assert run.manifest["command"].endswith(" SCHEDULER=tcp://HOST:PORT")
     # What is compared was measured by one process, and the replicates by different workers.
     by_shape = run.samples.groupby([*Shape.AXES, "replicate"])["process"].nunique()
     assert (by_shape == 1).all()
@@ -161,7 +148,8 @@ def test_a_run_on_two_workers_is_that_of_one(two, begin, capsys):
     for shapes in ("1 shape", "2 shapes"):
         assert sorted(what[0] for _, what in begun if f", {shapes} from " in what) == ["0", "1"]
         assert len({address for address, what in begun if f", {shapes} from " in what}) == 2
-    assert "begun: 6 of 6 shapes measured" in said
+    assert "new: 6 of 6 shapes measured" in said
+    assert any(re.match(r"the cluster's dashboard: http://127.0.0.1:\d+/status$", line) for line in said)
 
 
 def test_parts_that_a_run_takes_once_share_the_workers_with_each_other_and_with_replicates(two, begin):
@@ -171,9 +159,9 @@ def test_parts_that_a_run_takes_once_share_the_workers_with_each_other_and_with_
     once = [Job(name, study, "cpu", 0, (), environment, part) for part in ("part a", "part b")]
     jobs = [Job(name, study, "cpu", number, tuple(study.shapes), environment) for number in range(study.replicates)]
     with two.fleet() as executor:
-        assert sorted(executor.map(faulty.meets, once)) == ["part a of 2", "part b of 2"]
+        assert sorted(executor.map(hosts.meets, once)) == ["part a of 2", "part b of 2"]
         (two.flags / "part b").unlink()
-        done = list(executor.map(faulty.meets, [*jobs, once[0]]))
+        done = list(executor.map(hosts.meets, [*jobs, once[0]]))
         assert "part a of 2" in done[:2]
     assert len(write.recorded(name, "cases")) == len(study.shapes) * study.replicates
 
@@ -207,96 +195,70 @@ def test_a_local_cluster_has_a_worker_for_each_gpu_that_sees_it_alone(measures):
             assert clusters.Fleet(client, "cpu").device["kind"] == "cpu"
 
 
-def test_a_new_run_is_surveyed_by_a_worker(two, data, write_study, capsys):
-    words = ["measure", "--run", "new", "--study", str(write_study(replicates=1, **FEW)), "--device", "cpu"]
-    assert command_line.main([*words, "--scheduler", two.address]) == 0
-    assert read.load("new").complete
-    assert any(re.match(r"the cluster's dashboard: http://127.0.0.1:\d+/status$", line) for line in lines(capsys))
-    manifest = read.read_manifest("new")
-    assert len(manifest["planned_s"]) == 3
-    assert manifest["command"].endswith(" SCHEDULER=tcp://HOST:PORT")
-
-
 # Workers
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.faults)])
-def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, capsys):
-    instead(faulty.slowly)
-    study = tiny_study(replicates=3, **FEW)
-    draw, done, killed, runs = random.Random(kills), threading.Event(), Counter(), 0
-
-    def kill():
-        while not done.is_set() and killed.total() < kills:
-            # Mostly soon after a piece came home, and so in the middle of a shape; else while processes start.
-            name = f"run-{runs}"
-            before, deadline = write.recorded(name, "samples"), time.monotonic() + 10
-            while write.recorded(name, "samples") == before and time.monotonic() < deadline and not done.is_set():
-                time.sleep(0.02)
-            moment = "in a shape" if write.recorded(name, "samples") != before else "before one"
-            time.sleep(draw.uniform(0, 0.5))
-            if not done.is_set():
-                two.lose(draw.choice(two.workers))
-                two.add()
-                killed[moment] += 1
-
-    while killed.total() < kills:
-        name = begin(study, f"run-{runs}")
-        with ThreadPoolExecutor() as threads:
-            killing = threads.submit(kill)
-            try:
-                two.measure(study, name)
-            finally:
-                done.set()
-        killing.result()
-        done.clear()
-        runs += 1
-    said = lines(capsys)
-    assert all(line.count("\n") == 0 and "Traceback" not in line for line in said)
-    if kills > 10:
-        with capsys.disabled():
-            print(f"\n{killed.total()} workers killed, {dict(killed)}, in {runs} runs: every sample there, once")
+@pytest.mark.faults
+def test_killed_workers_lose_and_double_nothing(two, begin, instead, capsys):
+    instead(hosts.slowly)
+    study, draw, killed = tiny_study(replicates=3, **FEW), random.Random(KILLS), 0
+    with ThreadPoolExecutor() as threads:
+        while killed < KILLS:
+            name = begin(study, f"run-{killed}")
+            measured = threads.submit(two.measure, study, name)
+            while killed < KILLS and not measured.done():
+                # Mostly soon after a piece came home, and so in the middle of a shape; else while processes start.
+                before, until = write.recorded(name, "samples"), time.monotonic() + 10
+                while write.recorded(name, "samples") == before and time.monotonic() < until and not measured.done():
+                    time.sleep(0.02)
+                time.sleep(draw.uniform(0, 0.5))
+                if not measured.done():
+                    two.lose(draw.choice(two.workers))
+                    two.add()
+                    killed += 1
+            measured.result()
+    assert all("Traceback" not in line for line in lines(capsys))
 
 
-def test_workers_join_and_are_lost_until_none_is_left(cluster, begin, instead, monkeypatch):
+def test_workers_and_the_scheduler_are_lost(forks, tmp_path, request, begin, instead, monkeypatch):
+    cluster = Cluster(forks, tmp_path)
+    request.addfinalizer(cluster.end)
     none = "no worker is there: `dask worker <scheduler> --nthreads 1` starts one"
     monkeypatch.setattr(clusters, "PATIENCE_S", 1.0)
-    with pytest.raises(UserError, match=f"^{re.escape(none)}$"), cluster.fleet() as executor:
-        assert executor.device
-    instead(faulty.waits)
-    said, say = [], clusters.tqdm.write
-    monkeypatch.setattr(clusters.tqdm, "write", lambda words, **where: (said.append(words), say(words, **where)))
-    two_timings = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
+    with cluster.fleet() as executor:
+        assert told(lambda: executor.device) == none
+    instead(hosts.waits)
+    said = []
+    monkeypatch.setattr(clusters.tqdm, "write", lambda words, **where: said.append(words))
     monkeypatch.setattr(clusters, "PIECE_SHAPES", 1)
-    study, go_on = tiny_study(timings=two_timings, replicates=3, **FEW), cluster.flags / faulty.GO_ON
+    study, go_on = tiny_study(replicates=3, **FEW), cluster.flags / hosts.GO_ON
     (first,) = cluster.add()
-
-    def replace_first():
+    with ThreadPoolExecutor() as threads:
+        measured = threads.submit(cluster.measure, study, begin(study, "one"))
         wait_until(lambda: write.recorded("one", "cases"))
         cluster.add()
         wait_until(lambda: any(line.endswith(": joined, 2 now") for line in said))
         cluster.lose(first)
         go_on.touch()
-
-    with ThreadPoolExecutor() as threads:
-        replacing = threads.submit(replace_first)
-        cluster.measure(study, begin(study, "one"))
-    replacing.result()
+        measured.result()
     (lost,) = [line for line in said if "lost" in line]
     assert re.fullmatch(r"tcp://127.0.0.1:\d+ was lost, at replicate \d, \d shapes? from .+; 1 left", lost)
     assert len({line.partition(": replicate")[0] for line in said if ": replicate" in line}) == 2
     go_on.unlink()
-
-    def lose_all():
+    with ThreadPoolExecutor() as threads:
+        measured = threads.submit(cluster.measure, study, begin(study, "two"))
         wait_until(lambda: write.recorded("two", "cases"))
         cluster.lose(cluster.workers[0])
-
-    with ThreadPoolExecutor() as threads:
-        threads.submit(lose_all)
-        with pytest.raises(UserError) as caught:
-            cluster.measure(study, begin(study, "two"))
-    assert str(caught.value) == f"{none}; what was recorded of 'two' is kept: `make measure RUN=two` goes on"
+        assert told(measured.result) == f"{none}; what was recorded of 'two' is kept: `make measure RUN=two` goes on"
     assert len(read.load("two").samples) > 0
+
+    cluster.add(2)
+    client = measuring(cluster, forks, begin(study, "begun"))
+    client.wait_for(lambda: write.recorded("begun", "samples"))
+    cluster.scheduler.kill()
+    status, words = client.end()
+    assert (status, words[-1]) == (1, f"attnlab: the scheduler is lost; {KEPT}")
+    assert len(read.load("begun").samples) > 0
 
 
 def test_workers_that_differ_are_left_out_and_the_others_measure(two, begin, tmp_path, capsys):
@@ -321,22 +283,20 @@ def test_workers_that_differ_are_left_out_and_the_others_measure(two, begin, tmp
 
 
 def test_a_worker_with_other_code_or_without_the_device_is_left_out(two, monkeypatch, capsys):
-    with (
-        pytest.raises(clusters.Unfit, match=r"^cuda was asked for, but torch sees no NVIDIA"),
-        two.fleet("cuda") as there,
-    ):
-        assert there.device
+    with two.fleet("cuda") as there:
+        said = told(lambda: there.device, clusters.Unfit)
+    assert said.startswith("cuda was asked for, but torch sees no NVIDIA")
     assert sum(" is left out: cuda was asked for" in line for line in lines(capsys)) == 2
     monkeypatch.setattr(clusters.sources, "digests", lambda module: {"measuring/worker.py": "another"})
-    with pytest.raises(clusters.Unfit, match=r"^its code is not the client's \(.*\)$"), two.fleet() as there:
-        assert there.device
+    with two.fleet() as there:
+        assert told(lambda: there.device, clusters.Unfit).startswith("its code is not the client's (")
 
 
 def test_two_workers_do_not_measure_on_one_card_at_the_same_time(monkeypatch):
     monkeypatch.setattr(clusters.telemetry, "card", lambda device: "one card")
     again = ("cpu", clusters._device, ("cpu",))
-    with pytest.raises(clusters.Unfit, match=r"^another worker measures on its card"):
-        clusters._on_own_card("cpu", clusters._on_own_card, again)
+    said = told(lambda: clusters._on_own_card("cpu", clusters._on_own_card, again), clusters.Unfit)
+    assert said.startswith("another worker measures on its card")
     assert clusters._on_own_card(*again)["kind"] == "cpu"
 
 
@@ -345,10 +305,7 @@ def test_two_workers_do_not_measure_on_one_card_at_the_same_time(monkeypatch):
 
 @pytest.mark.parametrize(
     ("fault", "why"),
-    [
-        (faulty.fails_once, "CUDA error: an illegal memory access was encountered"),
-        (faulty.dies_once, "A process in the process pool was terminated abruptly while .*"),
-    ],
+    [(hosts.fails_once, hosts.FAULT), (hosts.dies_once, "A process in the process pool was terminated abruptly .*")],
 )
 def test_a_worker_on_which_a_process_fails_is_left_out(two, begin, instead, capsys, fault, why):
     instead(fault)
@@ -359,21 +316,18 @@ def test_a_worker_on_which_a_process_fails_is_left_out(two, begin, instead, caps
 
 
 def test_a_candidate_that_breaks_every_card_stops_the_run(two, begin, instead):
-    instead(faulty.fails_always)
+    instead(hosts.fails_always)
     study = tiny_study(replicates=1, **FEW)
-    with pytest.raises(UserError) as caught, two.fleet() as executor:
-        record.record(begin(study), study, "cpu", executor)
-    assert str(caught.value).startswith(
-        "the device failed (CUDA error: an illegal memory access was encountered); what was recorded of 'begun' is kept"
-    )
+    said = told(lambda: two.measure(study, begin(study)))
+    assert said.startswith(f"the device failed ({hosts.FAULT}); what was recorded of 'begun' is kept")
     kept = read.load("begun")
-    assert not kept.samples["seq_len"].eq(faulty.BAD).any()
+    assert not kept.samples["seq_len"].eq(hosts.BAD).any()
     assert not kept.samples.empty
 
 
 def test_work_at_which_workers_are_lost_again_and_again_stops_the_run(two, begin, instead, monkeypatch):
     monkeypatch.setattr(clusters, "LOSSES", 1)
-    instead(faulty.kills_its_worker)
+    instead(hosts.kills_its_worker)
     study = tiny_study(replicates=1, **FEW)
     with pytest.raises(UserError, match=r"^the worker tcp://\S+ was lost; what was recorded of 'begun' is kept"):
         two.measure(study, begin(study))
@@ -392,55 +346,35 @@ def test_a_block_that_arrives_damaged_is_not_taken(begin):
 # The scheduler and the client
 
 
-def measuring(two: Cluster, forks: Forks, name: str) -> Fork:
+def measuring(cluster, forks, name):
     """The command as a user gives it, in a process group of its own; it doesn't come to its end."""
-    waiting = ("call", "hosts", "waiting")
-    return forks.start(waiting, ("command", "measure", "--run", name, "--scheduler", two.address))
+    command = ("command", "measure", "--run", name, "--scheduler", cluster.address)
+    return forks.start(("call", "hosts", "waiting"), command)
 
 
-def test_a_lost_scheduler_ends_the_run_in_a_line(cluster, forks, begin):
-    cluster.add(2)
-    name = begin(tiny_study(replicates=3))
-    client = measuring(cluster, forks, name)
-    client.wait_for(lambda: write.recorded(name, "samples"))
-    cluster.scheduler.kill()
-    status, said = client.end()
-    assert status == 1
-    assert said[-1] == f"attnlab: the scheduler is lost; {KEPT}"
-    assert len(read.load(name).samples) > 0
-
-
-def test_a_client_that_is_killed_is_resumed(two, forks, begin):
-    study = tiny_study(replicates=2)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_is_killed_or_interrupted_keeps_whole_shapes_and_is_resumed(two, forks, begin, capsys, how):
+    study = tiny_study(replicates=1, **FEW)
     name = begin(study)
     client = measuring(two, forks, name)
-    client.wait_for(lambda: len(write.recorded(name, "samples")) >= 2)
-    client.kill()
-    assert client.end()[0] == -signal.SIGKILL  # and so gave up the lock on the run
-    kept = read.load(name).samples
+    client.wait_for(lambda: len(write.recorded(name, "cases")) == 2)
+    client.kill(how)
+    status, said = client.end()  # and so gave up the lock on the run
+    kept, cases = read.load(name).samples, write.recorded(name, "cases")
+    assert {schema.of_shape(key) for key in write.recorded(name, "samples")} == cases
+    assert len(cases) == 2
+    if how == signal.SIGKILL:
+        assert status == -signal.SIGKILL
+    else:
+        assert (status, said[-1]) == (130, f"attnlab: interrupted; {KEPT}")
+        # Not `processing`, which is empty before the worker has ended its processes.
+        wait_until(lambda: not any(two.client.run(lambda dask_worker: len(dask_worker.state.tasks)).values()))
     # What still measured for the client that is gone stops, and nothing of it arrives any more.
     run = two.measure(study, name)
     again = run.samples.merge(kept[SAMPLE], on=SAMPLE, how="inner")
     pd.testing.assert_frame_equal(
         again.sort_values(SAMPLE, ignore_index=True), kept.sort_values(SAMPLE, ignore_index=True), check_dtype=False
     )
-
-
-def test_an_interrupted_client_says_so_keeps_whole_shapes_and_goes_on_with_the_others(two, forks, begin, capsys):
-    study = tiny_study(replicates=1, **FEW)
-    name = begin(study)
-    client = measuring(two, forks, name)
-    client.wait_for(lambda: len(write.recorded(name, "cases")) == 2)
-    client.kill(signal.SIGINT)
-    status, said = client.end()
-    assert status == 130
-    assert said[-1] == f"attnlab: interrupted; {KEPT}"
-    # Not `processing`, which is empty before the worker has ended its processes.
-    wait_until(lambda: not any(two.client.run(lambda dask_worker: len(dask_worker.state.tasks)).values()))
-    kept = write.recorded(name, "cases")
-    assert len(kept) == 2
-    assert {schema.of_shape(key) for key in write.recorded(name, "samples")} == kept
-    two.measure(study, name)
     assert any(": replicate 0, 1 shape from " in line for line in lines(capsys))
 
 

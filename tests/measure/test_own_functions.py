@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,16 +67,13 @@ def test_the_example_of_the_page_passes_the_gate(write_module, tmp_path):
 
 
 def test_it_is_called_by_its_place_and_with_a_scale_by_name(write_module):
+    write_module("import operator\nattention = operator.itemgetter")  # which states no signature
+    assert registry.find(OWN).name == OWN
     write_module("seen = []\ndef attention(*given, scale):\n seen.append((len(given), scale))\n return given[0] + 1")
     for scale in (0.0, 0.3):
         q = torch.zeros(1, 2, 8, 32)
         registry.find(OWN).bound((q, q, q), Shape(1, 2, 8, 32, scale=scale))()
     assert sys.modules["own"].seen == [(4, None), (4, 0.3)]
-
-
-def test_what_states_no_signature_is_called_all_the_same(write_module):
-    write_module("import operator\nattention = operator.itemgetter")
-    assert registry.find(OWN).name == OWN
 
 
 def test_its_gradients_are_those_that_torch_finds(write_module):
@@ -138,13 +136,12 @@ def test_what_goes_wrong_ends_the_case_alone(write_module, body, status, reason)
     assert reason in subject.reason
 
 
-@pytest.mark.parametrize("error", ["ValueError", "RuntimeError"])
-def test_what_goes_wrong_while_it_is_timed_ends_the_case_alone(write_module, error):
-    write_module(f"calls = []\n{HEAD}calls.append(0)\n if len(calls) > 40: raise {error}('tired')\n {RIGHT}")
-    subject, samples = timed(registry.find(OWN), SHAPE, Timing(clock="eager", cache="warm"))
-    assert (subject.status, len(samples) < 100) == (schema.FAILED, True)
-    assert subject.reason.startswith("while timed, eager warm: ")
-    assert subject.reason.endswith("tired")
+def test_what_goes_wrong_while_it_is_timed_ends_the_case_alone(write_module):
+    for error, reason in {"ValueError": "tired", "RuntimeError": "RuntimeError: tired"}.items():
+        write_module(f"calls = []\n{HEAD}calls.append(0)\n if len(calls) > 40: raise {error}('tired')\n {RIGHT}")
+        subject, samples = timed(registry.find(OWN), SHAPE, Timing(clock="eager", cache="warm"))
+        assert (subject.status, len(samples) < 100) == (schema.FAILED, True)
+        assert subject.reason == f"while timed, eager warm: {reason}"
 
 
 def test_the_settings_that_are_locked_stay_so(write_module):
@@ -203,16 +200,15 @@ def test_a_module_next_to_a_study_is_for_those_next_to_it_alone(write_study, wri
         assert importlib.util.find_spec("absent_package") is None
 
 
-def test_a_compiled_function_is_compiled_at_every_shape(data, one_thread, write_module, write_study, unlocked):
-    # Uncompiled, it raises an error. By default, torch compiles a function for eight shapes.
+def test_a_compiled_function_is_compiled_at_every_shape(begin, one_thread, write_module, unlocked, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)  # Uncompiled, it raises an error.
     compiled = "if not torch.compiler.is_compiling(): raise TypeError('not compiled')\n "
     plain = "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)\n"
     write_module(f"{HEAD}{compiled}{plain}attention = torch.compile(attention, backend='eager', dynamic=False)\n")
-    sweeps = {"seq_len": LONE | {"seq_len": list(range(2, 12))}}
-    stated = {"target": LONE | {"seq_len": 2}, "sweeps": sweeps, "replicates": 1, "samples": 2}
-    study = studies.load(write_study(implementations=["sdpa.auto", OWN], **stated))
-    run = read.load(record.record("compiled", study, "cpu", Quickly(one_thread)))
-    assert run.cases.loc[run.cases["implementation"] == OWN, "reason"].tolist() == [""] * 10
+    axes = {"target": LONE, "sweeps": {"seq_len": LONE | {"seq_len": [2, 3, 16]}}}
+    study = tiny_study(implementations=[OWN], baseline=OWN, replicates=1, samples=2, **axes)
+    name = begin(study, kernels=callables.hashes([OWN]))
+    assert read.load(record.record(name, study, "cpu", one_thread)).cases["reason"].tolist() == [""] * 6
 
 
 # Runs
@@ -224,15 +220,14 @@ def study(write_study, write_module, tmp_path) -> Iterator[studies.Study]:
 
     There is another that ends its process. Importing them changes settings, and imports a module that lies there too.
     """
-    wrong = "def wrong(q, k, v, causal, scale=None):\n return 1.01 * attention(q, k, v, causal, scale)\n"
-    refusing = "def refusing(q, k, v, causal, scale=None):\n raise NotImplementedError('not yet')\n"
-    ending = "def ending(q, k, v, causal, scale=None):\n os._exit(3)\n"
-    write_module(f"import os, helper\n{HEAD}{RIGHT}{wrong}{refusing}{ending}{IMPORTED}")
+    bodies = {"wrong": "return 1.01 * attention(q, k, v, causal, scale)", "ending": "os._exit(3)"}
+    bodies["refusing"] = "raise NotImplementedError('not yet')"
+    odd = [f"def {name}(q, k, v, causal, scale=None):\n {body}\n" for name, body in bodies.items()]
+    write_module(f"import os, helper\n{HEAD}{RIGHT}{''.join(odd)}{IMPORTED}")
     (tmp_path / "helper.py").write_text("")
     sys.path.pop()
-    named = [OWN, "python.own.wrong", "python.own.refusing"]
-    sweeps = {"alone": LONE}
-    path = write_study(implementations=["sdpa.auto", *named], target=LONE, sweeps=sweeps, replicates=1)
+    named = ["sdpa.auto", OWN, "python.own.wrong", "python.own.refusing"]
+    path = write_study(implementations=named, target=LONE, sweeps={"alone": LONE}, replicates=1)
     with studies.modules_beside(path):
         yield studies.load(path)
 
@@ -273,7 +268,7 @@ def test_on_a_gpu_a_function_is_captured_unless_it_waits_for_the_device(data, wr
 
 def test_a_run_begins_with_the_hashes_and_goes_on_only_with_the_same_files(data, study, write_module, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "measure", interrupted)
+        patch.setattr(worker, "measure", Mock(side_effect=KeyboardInterrupt))
         told(lambda: record.record("one", study, "cpu", Quickly(ThreadPoolExecutor(1))))
     manifest = read.read_manifest("one")
     assert manifest["kernels"] == callables.hashes(study.implementations)
@@ -292,10 +287,6 @@ def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch,
     monkeypatch.setattr(record, "record", lambda *given: given[-1])
     study = tiny_study(implementations=["sdpa.auto", *own])
     assert measurement.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
-
-
-def interrupted(job):
-    raise KeyboardInterrupt
 
 
 def test_a_study_of_what_cannot_be_called_begins_no_run(data, one_thread, write_module, capsys):

@@ -1,7 +1,4 @@
-"""Processes that measure: a fresh one for each job, how they end, and implementations that end them.
-
-They are forks here, which start at once, but for one test.
-"""
+"""Processes that measure, but for one test as forks: one for each job, how they end, and what ends them."""
 
 import ctypes
 import faulthandler
@@ -28,8 +25,7 @@ def pool(monkeypatch):
         yield pool
 
 
-def raising(error: Exception) -> None:
-    """Raise an error, where a statement can't be."""
+def raising(error):
     raise error
 
 
@@ -65,16 +61,16 @@ def test_an_implementation_that_ends_its_process_is_named_and_the_others_go_on(p
     assert capsys.readouterr().err == f"second {WAYS[way][1]}; the other implementations go on\n"
 
 
-def killed_once(marker: str) -> list[str]:
+def killed_once(marker: Path) -> str:
     """Be killed within a step, but not the second time."""
     with watch.step("victim", "here"), suppress(FileExistsError):
-        Path(marker).touch(exist_ok=False)
+        marker.touch(exist_ok=False)
         os.kill(os.getpid(), signal.SIGKILL)
-    return [watch.failure("victim", "here")]
+    return watch.failure("victim", "here")
 
 
 def test_an_implementation_is_not_blamed_for_one_kill_from_outside(pool, tmp_path):
-    assert pool.submit(killed_once, os.fspath(tmp_path / "killed")).result() == [""]
+    assert pool.submit(killed_once, tmp_path / "killed").result() == ""
 
 
 def test_a_process_that_ends_between_steps_is_nobodys_fault_and_an_error_reaches_the_one_who_waits(pool):

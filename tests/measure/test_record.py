@@ -1,74 +1,55 @@
 """Recording a run: what it holds, how it is cut off and resumed, and which run is shown."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
-import pandas as pd
 import pytest
+import small
 import yaml
 from conftest import SAMPLE, TINY, Quickly, tiny_study, told
 
 from attnlab import measurement
-from attnlab.base import paths, rules, sources
-from attnlab.base.errors import UserError
+from attnlab.base import rules, sources
 from attnlab.measuring import processes
 from attnlab.measuring.session import estimate, record
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 
-SHORT = {"sweeps": {"target": TINY["target"]}, "implementations": ["sdpa.auto"]}
+SHORT = tiny_study(sweeps={"target": TINY["target"]}, implementations=["sdpa.auto"], samples=2, replicates=1)
 BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 
 
 # A run as it comes out
 
 
-def test_a_run_holds_every_sample_once(recorded):
+def test_a_run_holds_every_sample_once_and_every_case_was_checked_before_and_after(recorded):
     run = read.load(recorded)
     assert run.complete
     assert len(run.samples) == 4 * 3 * 5 * 2
     assert not run.samples.duplicated(SAMPLE).any()
-    assert set(run.samples["implementation"]) == {"sdpa.auto", "sdpa.flash", "sdpa.math", "control.sdpa.auto"}
-    assert set(run.samples["seq_len"]) == {16, 32, 64}
-    assert set(run.samples["replicate"]) == {0, 1}
-    assert set(run.samples["round"]) == {0, 1, 2, 3, 4}
-    assert set(run.samples["dtype"]) == {"float32"}
+    axes = {"implementation": {*tiny_study().subjects}, "seq_len": {16, 32, 64}, "replicate": {0, 1}}
+    axes |= {"round": {0, 1, 2, 3, 4}, "dtype": {"float32"}, "launches": {1}}
+    assert {column: set(run.samples[column]) for column in axes} == axes
     assert (run.samples["latency_us"] > 0).all()
-    assert (run.samples["launches"] == 1).all()
     assert run.samples["sm_clock_mhz"].isna().all()
     assert run.samples["throttled"].dtype == "boolean"
-
-
-def test_each_replicate_is_a_job_of_its_own(recorded):
-    run = read.load(recorded)
+    # Each replicate is a job of its own.
     assert run.processes["replicate"].tolist() == [0, 1]
-    by_replicate = run.samples.groupby("replicate")["process"].agg(lambda column: set(column))
-    assert [len(processes) for processes in by_replicate] == [1, 1]
-    assert by_replicate[0] | by_replicate[1] == set(run.processes["process"])
-    assert len(set(run.processes["process"])) == 2
+    by_replicate = run.samples.groupby("replicate")["process"].unique()
+    assert [[process] for process in run.processes["process"]] == [*map(list, by_replicate)]
+    assert run.processes["process"].is_unique
     assert (run.processes["setup_seconds"] > 0).all()
     assert set(run.processes["card"]) == {""}
     assert set(run.processes["cpu"]) == {run.manifest["device"]["name"]}
     assert run.processes[["ecc", "power_limit_w", "persistence", "mig"]].isna().all().all()
-
-
-def test_every_case_was_checked_before_and_after(recorded):
-    run = read.load(recorded)
     assert run.cases["status"].tolist() == ["measured"] * 24
     assert run.checks["passed"].tolist() == [True] * 96
     assert set(run.checks["route"]) == {"call"}
-    assert (
-        run.checks.groupby(["implementation", "seq_len", "replicate"])["moment"].agg(set).eq({"before", "after"}).all()
-    )
+    moments = run.checks.groupby(["implementation", "seq_len", "replicate"])["moment"]
+    assert moments.agg(set).eq({"before", "after"}).all()
     # Unseen inputs: no two checks of an implementation at a shape saw the same errors.
     errors = run.checks.groupby(["implementation", "seq_len"])["framework_mean_error"].nunique()
     assert (errors == 2 * (3 + 1)).all()
@@ -76,29 +57,27 @@ def test_every_case_was_checked_before_and_after(recorded):
 
 def test_the_manifest_tells_how_to_do_it_again(recorded):
     manifest = read.read_manifest(recorded)
-    assert studies.parse(manifest["study"], "manifest") == tiny_study()
+    assert studies.recorded(manifest) == tiny_study()
     assert manifest["device"]["kind"] == "cpu"
     assert manifest["missing_clocks"] == []
     assert manifest["command"] == "make measure STUDY=tiny DEVICE=cpu"
     assert manifest["environment"]["settings"]["float32_matmul_precision"] == "highest"
-    assert re.fullmatch("[0-9a-f]{64}", manifest["environment"]["hash"])
     assert manifest["ceilings"]["matmul.float32"]["unit"] == "TFLOP/s"
     assert manifest["ceilings"]["copy"]["unit"] == "GB/s"
     assert manifest["clocks"]["tick_us"] > 0
     assert set(manifest["files"]) == {f"{table}.parquet" for table in TABLES}
     assert manifest["rules"] == rules.recorded()
     assert manifest["sources"] == sources.digests("attnlab.measuring.session.record")
-    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in (manifest["sources"] | manifest["kernels"]).values())
+    hashes = [manifest["environment"]["hash"], *manifest["sources"].values(), *manifest["kernels"].values()]
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in hashes)
 
 
-def test_a_device_that_lacks_every_clock_of_the_study_measures_nothing_and_one_that_lacks_some_names_them(
-    data, one_thread, unlocked
-):
+def test_clocks_that_the_device_lacks_are_named_and_without_any_nothing_is_measured(data, one_thread, unlocked):
     timings = [{"clock": "device", "cache": "warm"}, {"clock": "device", "cache": "cold"}]
     said = told(lambda: record.record("one", tiny_study(timings=timings), "cpu", Quickly(ThreadPoolExecutor(1))))
     assert "cpu lacks the clocks of the study (device warm, device cold): state one" in said
     assert not schema.folder("one").exists()
-    study = tiny_study(timings=[*timings[1:], *BOTH_CACHES[:1]], replicates=1, samples=2, **SHORT)
+    study = studies.parse(SHORT.model_dump() | {"timings": [*timings[1:], *BOTH_CACHES[:1]]}, "short")
     run = read.load(record.record("one", study, "cpu", Quickly(one_thread)))
     assert run.manifest["missing_clocks"] == ["device cold"]
     assert set(run.samples["clock"]) == {"eager"}
@@ -114,58 +93,12 @@ def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread,
         "2 replicates), and what takes longer than a day is not begun by accident: state less, or add LONG=1 (--long)"
     )
     assert not (data / "one").exists()
-    study = tiny_study(replicates=1, **SHORT)
-    record.record("one", study, "cpu", Quickly(ThreadPoolExecutor(1)), long=True)
+    record.record("one", SHORT, "cpu", Quickly(ThreadPoolExecutor(1)), long=True)
     assert "1 replicate, about 2 days" in capsys.readouterr().err
     assert read.load("one").complete
 
 
 # Cut off
-
-
-HELD_UP = """
-import signal, sys
-from attnlab import __main__
-from attnlab.runs import write
-
-def add_part(name, table, *block, add=write.add_part):
-    add(name, table, *block)
-    if table == "samples" and write.recorded(name, "cases"):
-        signal.pause()
-
-write.add_part = add_part  # in the process that measures too, which imports this
-if __name__ == "__main__":
-    sys.exit(__main__.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.faults
-def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin, unlocked, tmp_path):
-    # The command as a user gives it, but for waiting within its second shape to be killed. In forks, which cost less,
-    # runs are killed in test_faults.py, many times and anywhere.
-    (tmp_path / "held_up.py").write_text(HELD_UP)
-    study = tiny_study(timings=BOTH_CACHES, implementations=["sdpa.auto", "sdpa.math"], replicates=1)
-    name = begin(study)
-    words = [sys.executable, tmp_path / "held_up.py", "measure", "--run", name]
-    command = subprocess.Popen(words, start_new_session=True)
-    while len(write.recorded(name, "samples")) < 3:
-        assert command.poll() is None
-        time.sleep(0.002)
-    os.killpg(command.pid, signal.SIGKILL)
-    assert command.wait() == -signal.SIGKILL
-    cut = read.load(name)
-    assert not cut.complete
-    assert len(cut.samples) == 3 * 3 * 5
-
-    record.record(name, study, "cpu", ThreadPoolExecutor(1))
-    run = read.load(name)
-    assert run.complete  # and so holds no sample and no case twice
-    assert len(run.samples) == 3 * 3 * 5 * 2
-    assert len(run.checks) == 3 * 3 * (3 + 1)
-    kept = run.samples[run.samples["process"].isin(cut.samples["process"])].reset_index(drop=True)
-    pd.testing.assert_frame_equal(kept, cut.samples)
-    assert set(cut.samples["process"]) < set(run.samples["process"])
-    assert not (paths.data() / name / "parts").exists()
 
 
 @pytest.mark.parametrize(
@@ -176,14 +109,12 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin, unloc
         ("processes", "r00", Path.unlink),
     ],
 )
-def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, monkeypatch, table, together, spoil):
-    study = tiny_study(replicates=1, implementations=["sdpa.math"], baseline="sdpa.math")
+def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, table, together, spoil):
+    study = tiny_study(replicates=1, implementations=["sdpa.math"], baseline="sdpa.math", samples=2)
     name = begin(study)
     parts = schema.folder(name) / schema.PARTS
-    with monkeypatch.context() as patch:
-        patch.setattr(write, "finish", Mock(side_effect=MemoryError))
-        with pytest.raises(UserError, match="host memory ran out"):
-            record.record(name, study, "cpu", ThreadPoolExecutor(1))
+    for block in small.blocks(study, study.subjects):
+        write.add_part(name, *block)
     recorded = set(parts.glob("*.parquet"))
     (part,) = parts.glob(f"{table}.{together}*")
     spoil(part)
@@ -201,15 +132,8 @@ def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, mon
     record.record(name, study, "cpu", ThreadPoolExecutor(1))
     run = read.load(name)
     assert run.complete
-    assert len(run.samples) == 2 * 3 * 5
+    assert len(run.samples) == 2 * 3 * 2
     assert len(kept) == (0 if table == "processes" else len(recorded) - 3)
-
-
-def test_another_study_is_refused(begin, one_thread):
-    name = begin(tiny_study())
-    with pytest.raises(UserError, match=r"^the run 'begun' is of another study \(tiny\): choose another name$"):
-        record.record(name, tiny_study(samples=6), "cpu", one_thread)
-    assert read.read_manifest(name)["study"]["samples"] == 5
 
 
 # Getting hold of a run
@@ -222,20 +146,18 @@ def threaded(monkeypatch, unlocked):
 
 
 def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
-    study = tiny_study(replicates=1, **SHORT)
-    name = begin(study)
-    assert measurement.measured("", study, "cpu") == name
+    name = begin(SHORT)
+    assert measurement.measured("", SHORT, "cpu") == name
     assert f"{name}: going on where it was cut off\n" in capsys.readouterr().err
-    assert len(read.load(name).samples) == 10
+    assert len(read.load(name).samples) == 2 * 2
 
 
 @pytest.mark.parametrize("what", ["environment", "dispatch table"])
 def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, monkeypatch, capsys, what):
-    study = tiny_study(replicates=1, **SHORT)
-    begin(study, environment=machine["environment"] | ({"hash": 64 * "0"} if what == "environment" else {}))
+    begin(SHORT, environment=machine["environment"] | ({"hash": 64 * "0"} if what == "environment" else {}))
     if what == "dispatch table":
         monkeypatch.setattr(record, "_dispatched", lambda *_: {"run": "another"})
-    name = measurement.measured("", study, "cpu", stated="/elsewhere/a study.yaml")
+    name = measurement.measured("", SHORT, "cpu", stated="/elsewhere/a study.yaml")
     assert name.startswith("cpu-")
     assert read.load(name).complete
     assert read.read_manifest(name)["command"] == "make measure STUDY='a study.yaml' DEVICE=cpu"
@@ -244,7 +166,7 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
 
 
 def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
-    path = write_study(replicates=1, samples=2)
+    path = write_study(replicates=1, samples=2, implementations=["sdpa.auto"])
     stated = read.read_manifest(measurement.measured("", studies.load(path), "cpu"))["study"]
     assert stated == studies.load(path).model_dump(mode="json")
     assert stated["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]

@@ -24,7 +24,7 @@ SWEEPS = {
 }
 # The math backend and the one that chooses: both do all of these on a CPU.
 NAMES = ["sdpa.auto", "sdpa.math"]
-REQUESTS = 40
+REQUESTS = 20
 
 
 def streaming(**changes):
@@ -79,10 +79,6 @@ def test_a_run_killed_in_its_stream_takes_that_up_again_and_nothing_else(begin, 
     assert not cut.complete
     assert len(cut.cases) == 2 * 2 * 3
     assert set(cut.stream["replicate"]) == {0}
-    assert record._jobs("begun", study, "cpu", "e") == []
-    (job,) = record._jobs("begun", study, "cpu", "e", "stream")
-    assert (job.replicate, job.shapes) == (1, ())
-
     run = read.load(record.record("begun", study, "cpu", ThreadPoolExecutor(1)))
     assert run.complete
     assert calls == [0, 1, 1]
