@@ -200,8 +200,9 @@ def test_a_module_next_to_a_study_is_for_those_next_to_it_alone(write_study, wri
         assert importlib.util.find_spec("absent_package") is None
 
 
-def test_a_compiled_function_is_compiled_at_every_shape(begin, one_thread, write_module, unlocked, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)  # Uncompiled, it raises an error.
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_a_compiled_function_is_compiled_at_every_shape(begin, one_thread, write_module, unlocked):
+    # Uncompiled, it raises an error.
     compiled = "if not torch.compiler.is_compiling(): raise TypeError('not compiled')\n "
     plain = "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)\n"
     write_module(f"{HEAD}{compiled}{plain}attention = torch.compile(attention, backend='eager', dynamic=False)\n")

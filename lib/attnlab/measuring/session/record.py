@@ -251,7 +251,7 @@ def _progress(name: str, study: Study) -> Iterator[None]:
         seen.update(new)
         left_s -= sum(seconds[key] for key in new)
         still_s = (time.monotonic() - began_s) * left_s / max(start_s - left_s, 1e-9)
-        words = f"{_duration(still_s)} left" if 0 < left_s < start_s else ""
+        words = f"{_duration(still_s)} left" if len(seen) < len(keys) and left_s < start_s else ""
         bar.set_postfix_str(words, refresh=False)
         bar.update(len(new))
         if sys.stderr.isatty() or new:  # a notebook keeps each line that is shown
