@@ -112,7 +112,11 @@ def _keep_work(name: str, stated: Manifest) -> None:
             "state the same, or choose another name"
         )
     if stated and not before:
-        write_atomically(target / BEGUN, json.dumps(stated).encode())
+        try:
+            write_atomically(target / BEGUN, json.dumps(stated).encode())
+        except OSError:  # maybe after it got its name
+            (target / BEGUN).unlink(missing_ok=True)
+            raise
 
 
 def _drafts(name: str) -> list[str]:
