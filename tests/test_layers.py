@@ -91,21 +91,32 @@ def test_no_modules_import_each_other_in_a_circle():
     assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)  # a circle raises CycleError
 
 
-def reached(of: str) -> set[str]:
-    """The modules of a room, and all that they import, directly or not."""
-    found, waiting = set(), [module for module in MODULES if room(module) == of and module != "attnlab.runs.write"]
+def reached(*modules: str, everywhere: bool = True) -> set[str]:
+    """Modules, and all of ours that they import, directly or not."""
+    found, waiting = set(), [*modules]
     while waiting:
         module = waiting.pop()
         if module not in found:
             found.add(module)
-            waiting += [other for one, other in ARROWS if one == module]
+            waiting += [other for other in imported(module, everywhere) if other in MODULES]
     return found
+
+
+def of_room(of: str) -> list[str]:
+    return [module for module in MODULES if room(module) == of and module != "attnlab.runs.write"]
 
 
 @pytest.mark.parametrize("of", [room for room in LEVELS if room not in LAZY | {"measuring", "commands", "__main__"}])
 def test_what_reads_a_run_imports_nothing_that_measures_or_writes(of):
     barred = re.compile(r"(torch|cupy|triton|pynvml|attnlab\.measuring)(\.|$)" + r"|attnlab\.runs\.write$")
-    assert {name for module in reached(of) for name in imported(module) if barred.match(name)} == set()
+    assert {name for module in reached(*of_room(of)) for name in imported(module) if barred.match(name)} == set()
+
+
+def test_attend_begins_without_what_reads_runs_and_infers():
+    at_once = reached("attnlab.serving.attend", everywhere=False)
+    assert "attnlab.measuring.kernels.rungs" in at_once
+    barred = re.compile(r"(pandas|pyarrow|scipy|yaml)(\.|$)")
+    assert {name for module in at_once for name in imported(module, False) if barred.match(name)} == set()
 
 
 def test_only_functions_import_the_half_that_measures():
@@ -118,7 +129,7 @@ def test_only_functions_import_the_half_that_measures():
 def test_the_walk_sees_what_there_is_to_see():
     assert "torch" in imported("attnlab.measuring.session.worker", everywhere=False)
     assert "attnlab.measuring.session.record" in imported("attnlab.measurement")
-    assert {"attnlab.stats", "attnlab.runs.read"} < reached("report") | reached("frames")
+    assert {"attnlab.stats", "attnlab.runs.read"} < reached("attnlab.report", "attnlab.frames")
     assert ("attnlab.commands", "attnlab.report") in ARROWS
 
 

@@ -12,7 +12,6 @@ from torch.compiler import is_compiling
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base.errors import UserError
-from attnlab.measuring.fp8 import attend as scaled
 from attnlab.measuring.kernels import best
 from attnlab.measuring.kernels.launch import layout
 from attnlab.measuring.subjects import oracle, sdpa
@@ -77,6 +76,8 @@ def attend(
             raise ValueError("attend takes dtype, of the output, where q, k and v come with scales")
         if autotune or kv_lens is not None:
             raise ValueError("attend takes neither autotune nor kv_lens with scales")
+        from attnlab.measuring.fp8 import attend as scaled  # needs pandas
+
         return scaled.attend(q, k, v, scales, causal, scale, dtype)
     if kv_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens)
