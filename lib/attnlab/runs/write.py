@@ -72,9 +72,12 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
             raise UserError(f"{paths.shown(there)} is a file: move it away, or name another run")
     with files.held(target / ".lock", refuse):
         try:
-            if not manifest.is_file():
-                _keep_work(name, stated or {})
+            is_new = not manifest.is_file()
+            if is_new:
+                _require_same_work(name, stated or {})
             try:
+                if is_new and stated and not (target / BEGUN).is_file():
+                    write_atomically(target / BEGUN, json.dumps(stated).encode())
                 yield
             finally:
                 (target / BEGUN).unlink(missing_ok=True)
@@ -100,8 +103,8 @@ def begun(name: str) -> Manifest:
         raise UserError(f"{paths.shown(path)} was changed: {nothing}") from None
 
 
-def _keep_work(name: str, stated: Manifest) -> None:
-    """Keep the work of a run that has no manifest; raise UserError if it is another, or more than a kill left there."""
+def _require_same_work(name: str, stated: Manifest) -> None:
+    """Raise UserError if a run without a manifest is of other work, or its folder holds more than a kill leaves."""
     target = folder(name)
     others = {path.name for path in target.iterdir()} - {".lock", BEGUN, PARTS, *_drafts(name)}
     if others or any((target / PARTS).glob("*.parquet")):
@@ -111,12 +114,6 @@ def _keep_work(name: str, stated: Manifest) -> None:
             f"the run {name!r} was killed before anything was recorded, and is of another {next(iter(before))}: "
             "state the same, or choose another name"
         )
-    if stated and not before:
-        try:
-            write_atomically(target / BEGUN, json.dumps(stated).encode())
-        except OSError:  # maybe after it got its name
-            (target / BEGUN).unlink(missing_ok=True)
-            raise
 
 
 def _drafts(name: str) -> list[str]:
