@@ -95,8 +95,12 @@ def _content(file: Path) -> bytes:
 
 @cache
 def _read(file: Path, name: str, device: torch.device) -> Layer:
+    q, k, v = (_held(file)[f"{name}.{tensor}"].to(device) for tensor in "qkv")
+    return q, k, v
+
+
+@cache
+def _held(file: Path) -> dict[str, Tensor]:
     from safetensors.torch import load
 
-    held = load(_content(file))
-    q, k, v = (held[f"{name}.{tensor}"].to(device) for tensor in "qkv")
-    return q, k, v
+    return load(_content(file))
