@@ -8,16 +8,34 @@
 #pragma once
 #include "hopper.cuh"
 
+#define OPERANDS_68(c) OPERANDS_64(c), "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67])
+#define NAMES_68 NAMES_64 ", %64, %65, %66, %67"
+template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[68]) {
+    asm volatile("wgmma.wait_group.sync.aligned %68;" : OPERANDS_68(c) : "n"(PENDING) : "memory");
+}
+#define WGMMA_68(T, TYPE) \
+    template <> \
+    __device__ __forceinline__ void multiply<T, true, 68>(float (&c)[68], const unsigned (&a)[4], unsigned long long b, int add) { \
+        asm volatile("{.reg .pred add; setp.ne.s32 add, %73, 0;" \
+                     "wgmma.mma_async.sync.aligned.m64n136k16.f32." TYPE "." TYPE " {" NAMES_68 "}, " \
+                     "{%68, %69, %70, %71}, %72, add, 1, 1, 1;}" \
+                     : OPERANDS_68(c) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    }
+WGMMA_68(__half, "f16")
+WGMMA_68(__nv_bfloat16, "bf16")
+
 // How one instance works: tiles of KEYS keys, STAGES tiles of K and of V in the ring; with PING_PONG, consumers issue their
-// products in turns. With ONES, V has a 65th column of ones, and the product with it sums the rows of P.
+// products in turns. With ONES, V has one column more, of ones, and the product with it sums the rows of P as it rounds them.
 template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ONES_ = false> struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
     static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_;
-    static_assert(!ONES || D == 64, "the columns of ones follow a single tile of 64 columns");
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
     static constexpr bool WAIT_BEFORE_TURN = PING_PONG && CONSUMERS > 3;
     static constexpr int THREADS = 128 * (1 + CONSUMERS), COLUMNS = D / 64;  // tiles of 64 columns beside each other
     static constexpr int QUERY_BYTES = 64 * D * 2, TILE_BYTES = KEYS * D * 2;
+    // Columns of ones follow V at the distance of its tiles of 64 columns: behind each V, or anywhere behind a single tile.
+    static constexpr int STAGE_BYTES = 2 * TILE_BYTES + (ONES && COLUMNS > 1 ? KEYS * 128 : 0);
     // setmaxnreg: a warpgroup that asks for more than the others left of the CTA's registers waits for good.
     static constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
@@ -34,7 +52,7 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
 
 template <typename P> struct SharedStorage {
     unsigned char query[P::CONSUMERS][2][P::QUERY_BYTES];  // of a job and of the next; then their O
-    unsigned char ring[P::STAGES][2][P::TILE_BYTES];       // K and V of a tile
+    unsigned char ring[P::STAGES][P::STAGE_BYTES];         // K, V and ones of a tile
     unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2], full[P::STAGES][2], empty[P::STAGES][2];
     // The passes before whose tiles all earlier ones have come: until then, to a consumer that skips tiles, a stage's barrier
     // may be two phases behind.
@@ -42,7 +60,7 @@ template <typename P> struct SharedStorage {
     unsigned char thread_ids[128];
     union {
         float row_sum[P::CONSUMERS][64];           // of a job that has ended
-        alignas(128) unsigned short ones[16][64];  // with ONES: 16 rows, more columns than are read
+        alignas(128) unsigned short ones[16][64];  // behind a single tile: 16 rows, more columns than are read
     };
     // The job whose Q is in `query`.
     struct Job {
@@ -255,8 +273,8 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P>& smem, const TileSch
                 wait(empty + barrier, state.phase() ^ 1);
                 arrive_expecting(full + barrier, P::TILE_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
-                    load_box(shared_address(smem.ring[state.index()][i]) + c * P::KEYS * 128, map, 64 * c, P::KEYS * tile,
-                             kv_head & 0xFFFF, kv_head >> 16, full + barrier);
+                    load_box(shared_address(smem.ring[state.index()]) + i * P::TILE_BYTES + c * P::KEYS * 128, map, 64 * c,
+                             P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, full + barrier);
                 // In place of those that won't come.
                 if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
                 if (skips && tile + i == 0) begin_pass<P>(smem, state, round);
@@ -372,8 +390,9 @@ struct RowState {
 
 // A consumer warpgroup: while a tile's scores are computed, the tile before is multiplied by V, also where the two are of
 // different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
-// to be rescaled; `begin` is true for the first job's first tile, and `recompute()` computes the scores once more.
-template <typename T, typename P, bool CAUSAL, typename Softmax>
+// to be multiplied by `rescale`, TIMES times; `begin` is true for the first job's first tile, and `recompute()` computes the
+// scores once more.
+template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename Softmax>
 __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap& o, const Problem& problem,
                                         const Softmax& softmax) {
     constexpr int D = P::D, KEYS = P::KEYS, WIDTH = P::ONES ? D / 2 + 4 : D / 2;
@@ -409,7 +428,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
     };
     const auto multiply_query_by_keys = [&] {
         const auto q_tile = descriptor(queries + job % 2 * P::QUERY_BYTES, 16, 1024);
-        const auto k_tile = descriptor(ring + k_state.index() * 2 * P::TILE_BYTES, 16, 1024);
+        const auto k_tile = descriptor(ring + k_state.index() * P::STAGE_BYTES, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
             multiply<T, false>(scores.s, advanced(q_tile, d / 4 * 64 * 128 + d % 4 * 32),
@@ -417,11 +436,12 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&](int add) {
-        const unsigned values = ring + (v_state.index() * 2 + 1) * P::TILE_BYTES;
-        const auto v_tile = descriptor(values, P::ONES ? shared_address(smem.ones) - values : KEYS * 128, 1024);
+        constexpr bool SAME_ONES = P::ONES && P::COLUMNS == 1;  // for all rows of V
+        const unsigned values = ring + v_state.index() * P::STAGE_BYTES + P::TILE_BYTES;
+        const auto v_tile = descriptor(values, SAME_ONES ? shared_address(smem.ones) - values : KEYS * 128, 1024);
 #pragma unroll
         for (int j = 0; j < KEYS / 16; ++j) {
-            const int bytes = 16 * j * 128, back = P::ONES ? bytes << 16 : 0;  // the same ones, for all rows of V
+            const int bytes = 16 * j * 128, back = SAME_ONES ? bytes << 16 : 0;
             multiply<T, true>(out, p[j], advanced(v_tile, bytes - back), j ? 1 : add);
         }
         commit_products();
@@ -432,7 +452,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
 #pragma unroll
         for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = 0;
         const unsigned q_row = queries + job % 2 * P::QUERY_BYTES + (16 * warp + lane % 16) * 128;
-        const unsigned k_row = ring + k_state.index() * 2 * P::TILE_BYTES + (lane / 16 * 8 + lane % 8) * 128;
+        const unsigned k_row = ring + k_state.index() * P::STAGE_BYTES + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll 1
         for (unsigned d = 0; d < D / 16; ++d) {
             unsigned a[4];
@@ -561,7 +581,9 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         }
         if (rescale) {
 #pragma unroll
-            for (int n = 0; n < WIDTH; ++n) out[n] *= rows.rescale[n / 2 % 2];
+            for (int n = 0; n < WIDTH; ++n)
+#pragma unroll
+                for (int time = 0; time < TIMES; ++time) out[n] *= rows.rescale[n / 2 % 2];
         }
         pack_probabilities();
     }

@@ -86,7 +86,7 @@ STORAGE = {
     "jobs": "SharedStorage<Plan<{D}, {template}>>",
     "bounded": "SharedStorage<Plan<{D}, {template}>>",
     "short": "SharedStorage<{D}, {template}>",
-    "lazy": "SharedStorage<Plan<{D}, {template}, {D} == 64>>",
+    "lazy": "SharedStorage<Plan<{D}, {template}, true>>",
 }
 
 
