@@ -196,7 +196,8 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
             const int buffer = jobs % 2;
             const unsigned barrier = query_full + 8 * buffer;
             wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
-            const int batch = head >> 16, q_head = head & 0xFFFF, kv_head = scheduler.packed_kv(head) & 0xFFFF;
+            const int own_head = scheduler.head_of(head, block), row = scheduler.first_row(block);
+            const int batch = own_head >> 16, q_head = own_head & 0xFFFF, kv_head = scheduler.packed_kv(head) & 0xFFFF;
             const float both = scales.q.of(batch, q_head) * scales.k.of(batch, kv_head);
             // Scales of zeros may multiply to 0, by which a masked score would be no number.
             const float scale_log2 = fmaxf(both * scheduler.problem.scale * LOG2_E, 0x1p-126f);
@@ -204,11 +205,11 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
             // At most the largest number: infinity times an O of 0 would be none.
             if constexpr (sizeof(T) == 1)
                 value_scale = fminf(value_scale * reciprocal(scales.o.of(batch, q_head)), 0x1.fffffep127f);
-            smem.jobs[consumer][buffer] = {head, scheduler.problem.earlier + 64 * block, tiles, state.packed, idle_turns,
+            smem.jobs[consumer][buffer] = {own_head, scheduler.problem.last_key + row, tiles, state.packed, idle_turns,
                                            round, scale_log2, value_scale};
             idle_turns = 0;
             arrive_expecting(barrier, P::QUERY_BYTES);
-            load_box(shared_address(smem.query[consumer][buffer]), q, 0, 64 * block, q_head, batch, barrier);
+            load_box(shared_address(smem.query[consumer][buffer]), q, 0, row, q_head, batch, barrier);
             ++jobs;
         }
         idle_turns += pass_tiles - tiles;
@@ -401,7 +402,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         synchronize(1 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
             for (int c = 0; c < (sizeof(T) == 1 ? 1 : P::OUT_COLUMNS); ++c)
-                store_box(o, 64 * c, ended.diagonal - problem.earlier, ended.head & 0xFFFF, ended.head >> 16,
+                store_box(o, 64 * c, ended.diagonal - problem.last_key, ended.head & 0xFFFF, ended.head >> 16,
                           out_tile + c * 64 * 128);
             commit_stores();
         }

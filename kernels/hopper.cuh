@@ -18,11 +18,13 @@ struct Divisor {
 
 // What a kernel with maps of (batch, heads, rows, D) computes: `items` work items a head; `sharing` heads have the same K and V.
 // Under the mask, the last query sees all keys, and each one before it one key less: `earlier` keys, keys - queries, come
-// before the first one's own.
+// before the first one's own; `last_key` is the last that a head's first query sees. Where heads that share K and V have one
+// block of queries each, they count as one: its blocks are `joined` other heads', a `head_step` apart, and see all keys.
+// Elsewhere blocks are a `row_step` of 64 apart.
 struct Problem {
     int batch;
     Divisor heads, sharing, items;
-    int queries, keys, earlier;
+    int queries, keys, earlier, last_key, joined, head_step, row_step;
     float scale;
     // The schedule of a persistent kernel: under the mask, in sections of so many heads, with `rest` in the last one;
     // without it, each item after the first `whole` is split into `shares`, and in each round a CTA moves on by `step`.

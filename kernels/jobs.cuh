@@ -167,6 +167,11 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     __device__ __forceinline__ int packed(int head) const {
         return problem.heads.quotient(head) << 16 | problem.heads.remainder(head);
     }
+    // The head, packed, and the first row of a block.
+    __device__ __forceinline__ int head_of(int head, int block) const {
+        return head + (head & 0xFFFF) * problem.joined + block * problem.head_step;
+    }
+    __device__ __forceinline__ int first_row(int block) const { return block * problem.row_step; }
     // The head of K and V for a packed one.
     __device__ __forceinline__ int packed_kv(int head) const {
         return (head & ~0xFFFF) | problem.sharing.quotient(head & 0xFFFF);
@@ -305,14 +310,15 @@ __device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const Tile
                 const unsigned barrier = query_full + 8 * buffer;
                 wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
                 const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
-                smem.jobs[consumer][buffer] = {
-                    head, scheduler.problem.earlier + 64 * block, tiles, state.packed, idle_turns, round, drains};
+                auto& job = smem.jobs[consumer][buffer];
+                job = {scheduler.head_of(head, block), scheduler.problem.last_key + scheduler.first_row(block), tiles,
+                       state.packed, idle_turns, round, drains};
                 tiles_since = 1 - tiles;
                 idle_turns = 0;
                 arrive_expecting(barrier, P::QUERY_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
-                    load_box(shared_address(smem.query[consumer][buffer]) + c * 64 * 128, q, 64 * c, 64 * block,
-                             head & 0xFFFF, head >> 16, barrier);
+                    load_box(shared_address(smem.query[consumer][buffer]) + c * 64 * 128, q, 64 * c,
+                             job.diagonal - scheduler.problem.last_key, job.head & 0xFFFF, job.head >> 16, barrier);
                 ++jobs;
             }
             idle_turns += pass_tiles - tiles;
@@ -504,7 +510,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         if (threadIdx.x % 128 == 0) {
             const auto& ended = smem.jobs[consumer][buffer];
             for (int c = 0; c < P::COLUMNS; ++c)
-                store_box(o, 64 * c, ended.diagonal - problem.earlier, ended.head & 0xFFFF, ended.head >> 16,
+                store_box(o, 64 * c, ended.diagonal - problem.last_key, ended.head & 0xFFFF, ended.head >> 16,
                           out_tile + c * 64 * 128);
             commit_stores();
         }

@@ -18,7 +18,7 @@ properties = settings(deadline=None)
 
 @pytest.mark.parametrize(
     ("structure", "file", "size"),
-    [(Divisor, "hopper.cuh", 12), (Problem, "hopper.cuh", 124), (Packing, "12_few.cu", 136)],
+    [(Divisor, "hopper.cuh", 12), (Problem, "hopper.cuh", 140), (Packing, "12_few.cu", 136)],
 )
 def test_a_structure_is_what_the_source_declares(structure, file, size):
     source = (paths.kernels() / file).read_text()
@@ -46,11 +46,21 @@ def test_a_problem_counts_heads_keys_and_work_items():
     q, k = torch.empty(2, 12, 300, 64, device="meta"), torch.empty(2, 3, 500, 64, device="meta")
     problem = Problem.of(q, k, True, 0.5, tile, 64, 50 << 20)
     assert (problem.batch, problem.heads.by, problem.sharing.by, problem.items.by) == (2, 12, 4, 3)
-    assert (problem.queries, problem.keys, problem.earlier, problem.scale) == (300, 500, 200, 0.5)
+    assert (problem.queries, problem.keys, problem.earlier, problem.last_key, problem.scale) == (300, 500, 200, 200, 0.5)
     together = problem.section.by
     assert (problem.section_items.by, problem.rest.by) == (3 * together, 24 % together or together)
     # 72 items: 64 CTAs have one each, and sixteen of them one of the two blocks of another.
     assert (problem.whole, problem.shares.by) == (64, 2)
+
+
+def test_heads_of_one_block_that_share_keys_count_as_one():
+    tile = Tile(head_dim=64, rows=128, keys=64, threads=384, shared_bytes=0, box_rows=64)
+    q, k = torch.empty(2, 12, 50, 64, device="meta"), torch.empty(2, 3, 500, 64, device="meta")
+    problem = Problem.of(q, k, True, 0.5, tile, 64, 50 << 20)
+    assert (problem.heads.by, problem.sharing.by, problem.items.by, problem.section.by) == (3, 1, 2, 6)
+    # Four blocks of queries, which see all keys: heads 3h to 3h + 3, at their first rows.
+    assert (problem.queries, problem.earlier, problem.last_key) == (4 * 64, 500, 450)
+    assert (problem.joined, problem.head_step, problem.row_step) == (3, 1, 0)
 
 
 # A kernel that splits keys

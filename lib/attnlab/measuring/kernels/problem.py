@@ -59,7 +59,9 @@ class Divisor(ctypes.Structure):
 class Problem(ctypes.Structure):
     """Batch, heads and lengths, and the schedule of a persistent kernel's work items.
 
-    `sharing` heads have the same K and V, and a head has `items` work items. Under the mask, items are scheduled in
+    `sharing` heads have the same K and V, and a head has `items` work items. Where those have one block of queries
+    each, they count as one head: its blocks are those of `joined` others, `head_step` apart, and see all keys; elsewhere
+    its blocks are `row_step` apart. `last_key` is the last that a head's first query sees. Under the mask, items are scheduled in
     sections of `section` heads, `rest` in the last one. Without it, each after the first `whole` is split into
     `shares`, and from round to round each of the `ctas` CTAs moves on by `step`.
     """
@@ -67,7 +69,7 @@ class Problem(ctypes.Structure):
     _fields_ = (
         ("batch", ctypes.c_int),
         *((name, Divisor) for name in ("heads", "sharing", "items")),
-        *((name, ctypes.c_int) for name in ("queries", "keys", "earlier")),
+        *((name, ctypes.c_int) for name in ("queries", "keys", "earlier", "last_key", "joined", "head_step", "row_step")),
         ("scale", ctypes.c_float),
         *((name, Divisor) for name in ("section", "section_items", "rest", "shares", "ctas")),
         *((name, ctypes.c_int) for name in ("whole", "step")),
@@ -76,23 +78,33 @@ class Problem(ctypes.Structure):
     @classmethod
     def of(cls, q: Tensor, k: Tensor, causal: bool, scale: float, tile: Tile, ctas: int, l2_bytes: int) -> "Problem":
         """The problem of these queries and keys, for so many CTAs that work with `tile`."""
-        batch, heads, queries, head_dim = q.shape
+        batch, _, queries, head_dim = q.shape
         kv_heads, keys = k.shape[1:3]
-        all_heads, items, jobs_per_item = batch * heads, tile.items(queries, 1), tile.rows // tile.box
+        joined = heads_joined(q, kv_heads, tile)
+        heads, rows = q.shape[1] // joined, queries if joined == 1 else joined * tile.box
+        all_heads, items, jobs_per_item = batch * heads, tile.items(rows, 1), tile.rows // tile.box
         cached = 2 * k.element_size() * keys * head_dim * kv_heads / heads / l2_bytes
-        section_heads = section(all_heads, queries, keys, tile.rows, tile.keys, ctas, cached) if causal else all_heads
+        sections = causal and joined == 1
+        section_heads = section(all_heads, queries, keys, tile.rows, tile.keys, ctas, cached) if sections else all_heads
         return cls(
             batch,
             *map(Divisor.of, (heads, heads // kv_heads, items)),
-            queries,
+            rows,
             keys,
+            keys if joined > 1 else keys - queries,
             keys - queries,
+            *((joined - 1, 1, 0) if joined > 1 else (0, 0, tile.box)),
             scale,
             *map(Divisor.of, (section_heads, section_heads * items, all_heads % section_heads or section_heads)),
             *map(Divisor.of, (shares(all_heads * items, ctas, jobs_per_item), ctas)),
             all_heads * items // ctas * ctas,
             step(items * heads, ctas),
         )
+
+
+def heads_joined(q: Tensor, kv_heads: int, tile: Tile) -> int:
+    """How many heads of queries count as one: those that share K and V, if a head is one block and an item is several."""
+    return q.shape[1] // kv_heads if q.shape[2] <= tile.box < tile.rows else 1
 
 
 def shares(items: int, ctas: int, most: int) -> int:
