@@ -6,7 +6,8 @@
 //         exponential waits. Only then are the tile and O multiplied by a power of two, so that the largest probability is
 //         2^-4 (2^-90) again; nothing is computed twice, but where a score rose by more than 2^118. Two tiles in a row that rose
 //         are followed by exact ones; so is a first tile whose scores are too far apart. V has columns of ones, so that the
-//         product sums the rounded probabilities: one wgmma of 72 columns at D = 64 and of 136 at D = 128.
+//         product sums the rounded probabilities: one wgmma of 72 columns at D = 64 and of 136 at D = 128. At D = 256 registers
+//         add them.
 // Gained  1.15x over rung 8 at (32, 8, 512, 64) in trials on H200s, 37.8 us, where 1.17x and 37.5 us were expected: 1.28x
 //         over cuDNN on normal values, 1.235x where scores rise by 24 nats. NOTES.md has other shapes and trials.
 // Limits  in fp16, scores that rise again and again cost a multiplication of the tile and of O each time: with 12 nats a tile
@@ -46,7 +47,7 @@ lazy(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, c
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<SharedStorage<P>*>(memory);
     constexpr int ONES = P::COLUMNS == 1 ? sizeof(smem.ones) / 4 : KEYS * 128 / 4;  // pairs, in each of so many places
-    for (int i = threadIdx.x; i < (P::COLUMNS == 1 ? 1 : STAGES) * ONES; i += 128 * (1 + CONSUMERS)) {
+    for (int i = threadIdx.x; P::ONES && i < (P::COLUMNS == 1 ? 1 : STAGES) * ONES; i += 128 * (1 + CONSUMERS)) {
         unsigned char* place = P::COLUMNS == 1 ? reinterpret_cast<unsigned char*>(smem.ones) : smem.ring[i / ONES] + 2 * P::TILE_BYTES;
         reinterpret_cast<unsigned*>(place)[i % ONES] = pack<T>(1, 1);
     }

@@ -25,11 +25,51 @@ template <int PENDING> __device__ __forceinline__ void finish_products(float (&c
 WGMMA_68(__half, "f16")
 WGMMA_68(__nv_bfloat16, "bf16")
 
+// D = 256: tiles of 80 keys, and V whole.
+#define OPERANDS_40(c) OPERANDS_32(c), EIGHT(c, 32)
+#define NAMES_40 NAMES_36 ", %36, %37, %38, %39"
+#define OPERANDS_128(c) \
+    OPERANDS_64(c), EIGHT(c, 64), EIGHT(c, 72), EIGHT(c, 80), EIGHT(c, 88), EIGHT(c, 96), EIGHT(c, 104), EIGHT(c, 112), \
+        EIGHT(c, 120)
+#define NAMES_128 \
+    NAMES_68 ", " \
+    "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, " \
+    "%88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, " \
+    "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[40]) {
+    asm volatile("wgmma.wait_group.sync.aligned %40;" : OPERANDS_40(c) : "n"(PENDING) : "memory");
+}
+template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[128]) {
+    asm volatile("wgmma.wait_group.sync.aligned %128;" : OPERANDS_128(c) : "n"(PENDING) : "memory");
+}
+#define WGMMA_256(T, TYPE) \
+    template <> \
+    __device__ __forceinline__ void multiply<T, false, 40>(float (&c)[40], unsigned long long a, unsigned long long b, int add) { \
+        asm volatile("{.reg .pred add; setp.ne.s32 add, %42, 0;" \
+                     "wgmma.mma_async.sync.aligned.m64n80k16.f32." TYPE "." TYPE " {" NAMES_40 "}, " \
+                     "%40, %41, add, 1, 1, 0, 0;}" \
+                     : OPERANDS_40(c) \
+                     : "l"(a), "l"(b), "r"(add)); \
+    } \
+    template <> \
+    __device__ __forceinline__ void multiply<T, true, 128>(float (&c)[128], const unsigned (&a)[4], unsigned long long b, int add) { \
+        asm volatile("{.reg .pred add; setp.ne.s32 add, %133, 0;" \
+                     "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" NAMES_128 "}, " \
+                     "{%128, %129, %130, %131}, %132, add, 1, 1, 1;}" \
+                     : OPERANDS_128(c) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    }
+WGMMA_256(__half, "f16")
+WGMMA_256(__nv_bfloat16, "bf16")
+
 // How one instance works: tiles of KEYS keys, STAGES tiles of K and of V in the ring; with PING_PONG, consumers issue their
-// products in turns. With ONES, V has one column more, of ones, and the product with it sums the rows of P as it rounds them.
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ONES_ = false> struct Plan {
+// products in turns. With ROUNDED, row sums add probabilities as the product rounds them: V has one column more, of ones. A
+// wgmma has 256 columns at most, so at D = 256 registers add them, where the tensor cores leave the time.
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ROUNDED_ = false> struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
-    static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_;
+    static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256;
+    // Memories of Q that a consumer has. With one, a job ends before the next one's Q is loaded.
+    static constexpr int BUFFERS = D < 256 ? 2 : 1;
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
     static constexpr bool WAIT_BEFORE_TURN = PING_PONG && CONSUMERS > 3;
     static constexpr int THREADS = 128 * (1 + CONSUMERS), COLUMNS = D / 64;  // tiles of 64 columns beside each other
@@ -51,9 +91,10 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
 };
 
 template <typename P> struct SharedStorage {
-    unsigned char query[P::CONSUMERS][2][P::QUERY_BYTES];  // of a job and of the next; then their O
+    unsigned char query[P::CONSUMERS][P::BUFFERS][P::QUERY_BYTES];  // of a job and of the next; then their O
     unsigned char ring[P::STAGES][P::STAGE_BYTES];         // K, V and ones of a tile
-    unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2], full[P::STAGES][2], empty[P::STAGES][2];
+    unsigned long long query_full[P::CONSUMERS][P::BUFFERS], query_empty[P::CONSUMERS][P::BUFFERS];
+    unsigned long long full[P::STAGES][2], empty[P::STAGES][2];
     // The passes before whose tiles all earlier ones have come: until then, to a consumer that skips tiles, a stage's barrier
     // may be two phases behind.
     int passes_begun;
@@ -71,7 +112,7 @@ template <typename P> struct SharedStorage {
         int idle_turns;      // to be passed on before it
         int round;           // of its pass, counted from 0
         int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
-    } jobs[P::CONSUMERS][2];
+    } jobs[P::CONSUMERS][P::BUFFERS];
 };
 
 // The stage of a ring, and the parity of the phase in which it is filled, in one register.
@@ -91,6 +132,12 @@ template <int STAGES> struct PipelineState {
 
 __device__ __forceinline__ void arrive_times(unsigned barrier, int count) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// The sum of two elements that pack() rounded.
+template <typename T> __device__ __forceinline__ float sum_of_pair(unsigned both) {
+    const T(&pair)[2] = reinterpret_cast<const T(&)[2]>(both);
+    return to_float(pair[0]) + to_float(pair[1]);
 }
 
 // One elected thread of the warp arrives.
@@ -234,7 +281,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<P>& smem, const Prob
     if (threadIdx.x < 128) smem.thread_ids[threadIdx.x] = threadIdx.x;
     if (threadIdx.x == 0) {
         smem.passes_begun = TileScheduler<P, CAUSAL>::skips(problem) ? 0 : 0x7fffffff;
-        for (int i = 0; i < 4 * P::CONSUMERS; ++i) init_barrier(shared_address(smem.query_full) + 8 * i, 1);
+        for (int i = 0; i < 2 * P::BUFFERS * P::CONSUMERS; ++i) init_barrier(shared_address(smem.query_full) + 8 * i, 1);
         for (int i = 0; i < 2 * P::STAGES; ++i) {
             init_barrier(shared_address(smem.full) + 8 * i, 1);
             init_barrier(shared_address(smem.empty) + 8 * i, 4 * P::JOBS_PER_PASS);
@@ -306,9 +353,9 @@ __device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const Tile
             const int block = first_block + (CAUSAL ? P::JOBS_PER_PASS - 1 - scheduler.job_order(index) : index);
             const int tiles = (CAUSAL ? block >= 0 : block <= last_block) ? scheduler.block_tiles(block) : 0;
             if (tiles) {
-                const int buffer = jobs % 2;
+                const int buffer = jobs % P::BUFFERS;
                 const unsigned barrier = query_full + 8 * buffer;
-                wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
+                wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
                 const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
                 auto& job = smem.jobs[consumer][buffer];
                 job = {scheduler.head_of(head, block), scheduler.problem.last_key + scheduler.first_row(block), tiles,
@@ -332,8 +379,8 @@ __device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const Tile
     const int most = (round * P::JOBS_PER_PASS + P::CONSUMERS - 1) / P::CONSUMERS;
     const int own = (round * P::JOBS_PER_PASS - consumer + P::CONSUMERS - 1) / P::CONSUMERS;
     idle_turns += (most - own) * scheduler.block_tiles(scheduler.blocks - 1);
-    const int buffer = jobs % 2;
-    wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
+    const int buffer = jobs % P::BUFFERS;
+    wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
     smem.jobs[consumer][buffer].tiles = 0;
     smem.jobs[consumer][buffer].idle_turns = idle_turns;
     smem.jobs[consumer][buffer].drains = 1;
@@ -401,7 +448,7 @@ struct RowState {
 template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename Softmax>
 __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap& o, const Problem& problem,
                                         const Softmax& softmax) {
-    constexpr int D = P::D, KEYS = P::KEYS, WIDTH = P::ONES ? D / 2 + 4 : D / 2;
+    constexpr int D = P::D, KEYS = P::KEYS, BUFFERS = P::BUFFERS, WIDTH = P::ROUNDED ? D / 2 + 4 : D / 2;
     take_registers<P::CONSUMER_REGISTERS>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
@@ -410,16 +457,17 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
     if (P::PING_PONG && consumer == P::CONSUMERS - 1) ping_pong_signal<P::CONSUMERS>(consumer);
 
     PipelineState<P::STAGES> k_state, v_state;
-    unsigned job = 0;  // counted from 0: its Q is in buffer `job % 2`
+    unsigned job = 0;  // counted from 0: its Q is in buffer `job % BUFFERS`
     RowState rows;
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
-    float out[WIDTH];  // with ONES, sums of the two rows in WIDTH - 4 and WIDTH - 2
+    float out[WIDTH];  // with ROUNDED, sums of the two rows in WIDTH - 4 and WIDTH - 2
+    auto& product = reinterpret_cast<float(&)[P::ONES ? WIDTH : D / 2]>(out);
     unsigned p[KEYS / 16][4];
 
     int tiles = (problem.keys + KEYS - 1) / KEYS;  // under the mask, those that the job sees
     const auto begin_job = [&] {
-        const auto& scheduled = smem.jobs[consumer][job % 2];
+        const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
         if (P::PING_PONG)
 #pragma unroll 1
             for (int turns = scheduled.idle_turns; turns > 0; --turns)
@@ -433,7 +481,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         return begins;
     };
     const auto multiply_query_by_keys = [&] {
-        const auto q_tile = descriptor(queries + job % 2 * P::QUERY_BYTES, 16, 1024);
+        const auto q_tile = descriptor(queries + job % BUFFERS * P::QUERY_BYTES, 16, 1024);
         const auto k_tile = descriptor(ring + k_state.index() * P::STAGE_BYTES, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
@@ -448,7 +496,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
 #pragma unroll
         for (int j = 0; j < KEYS / 16; ++j) {
             const int bytes = 16 * j * 128, back = SAME_ONES ? bytes << 16 : 0;
-            multiply<T, true>(out, p[j], advanced(v_tile, bytes - back), j ? 1 : add);
+            multiply<T, true>(product, p[j], advanced(v_tile, bytes - back), j ? 1 : add);
         }
         commit_products();
     };
@@ -457,7 +505,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
 #pragma unroll
         for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = 0;
-        const unsigned q_row = queries + job % 2 * P::QUERY_BYTES + (16 * warp + lane % 16) * 128;
+        const unsigned q_row = queries + job % BUFFERS * P::QUERY_BYTES + (16 * warp + lane % 16) * 128;
         const unsigned k_row = ring + k_state.index() * P::STAGE_BYTES + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll 1
         for (unsigned d = 0; d < D / 16; ++d) {
@@ -474,12 +522,20 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         }
     };
     const auto exponentiate = [&](bool begin) {
-        const int diagonal = CAUSAL ? smem.jobs[consumer][job % 2].diagonal : 0;
+        const int diagonal = CAUSAL ? smem.jobs[consumer][job % BUFFERS].diagonal : 0;
         return softmax(rows, scores, diagonal, begin, recompute);
     };
     const auto pack_probabilities = [&] {
 #pragma unroll
         for (int n = 0; n < KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(scores.s[2 * n], scores.s[2 * n + 1]);
+        if (P::ROUNDED && !P::ONES)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float& sum = out[WIDTH - 4 + 2 * half];
+                if (scores.tile == 0) sum = 0;
+#pragma unroll
+                for (int n = half; n < KEYS / 4; n += 2) sum += sum_of_pair<T>(p[n / 4][n % 4]);
+            }
     };
     const auto store_row_sums = [&] {
         const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
@@ -497,7 +553,8 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned row = 16 * warp + lane / 4 + 8 * half;
-            const float inverse = reciprocal(P::ONES ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row]);
+            const float sum = P::ROUNDED ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row];
+            const float inverse = reciprocal(P::ROUNDED && !P::ONES ? quad_sum(sum) : sum);
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 const unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
@@ -516,45 +573,59 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         }
     };
     bool storing = false;  // O of the job before is on its way: its memory waits for the next job's Q
+    const auto buffer_before = [&] { return BUFFERS == 1 ? 0 : job % 2 ^ 1; };
     const auto release_query = [&] {
         if (storing && threadIdx.x % 128 == 0) {
             wait_for_stores();
-            arrive(shared_address(smem.query_empty[consumer]) + 8 * (job % 2 ^ 1));
+            arrive(shared_address(smem.query_empty[consumer]) + 8 * buffer_before());
         }
         storing = false;
     };
-    const auto drains = [&] { return smem.jobs[consumer][job % 2].drains; };
+    const auto drains = [&] { return smem.jobs[consumer][job % BUFFERS].drains; };
 
-    wait(query_full, 0);
-    if (!begin_job()) return;
-    if (P::PING_PONG) ping_pong_wait(consumer);
-    wait(full + 16 * k_state.index(), k_state.phase());
-    begin_products();
-    multiply_query_by_keys();
-    finish_products<0>(scores.s);
-    if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
-    exponentiate(true);
-    arrive_for_warp(empty + 16 * k_state.index());
-    pack_probabilities();
+    // A job's first tile, with no product beside it; false if there is no job.
+    const auto first_tile = [&](bool begin) {
+        wait(query_full + 8 * (job % BUFFERS), job / BUFFERS % 2);
+        if (!begin_job()) return false;
+        if (P::PING_PONG) ping_pong_wait(consumer);
+        wait(full + 16 * k_state.index(), k_state.phase());
+        begin_products();
+        multiply_query_by_keys();
+        finish_products<0>(scores.s);
+        if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
+        exponentiate(begin);
+        arrive_for_warp(empty + 16 * k_state.index());
+        pack_probabilities();
+        return true;
+    };
 
+    if (!first_tile(true)) return;
     for (;;) {
         const bool ends = scores.tile + 1 == tiles;  // the job of the probabilities at hand ends with them
         const int add = scores.tile > 0;
         v_state = k_state;
+        const auto drain = [&] {
+            wait(full + 16 * v_state.index() + 8, v_state.phase());
+            begin_products();
+            multiply_probabilities_by_values(add);
+            finish_products<0>(product);
+            arrive_for_warp(empty + 16 * v_state.index() + 8);
+            store_out(buffer_before());
+            storing = true;
+        };
+        if (ends && BUFFERS == 1) {
+            drain();
+            release_query();
+            ++job;
+            if (!first_tile(false)) break;
+            continue;
+        }
         if (ends) {
-            if (!P::ONES) store_row_sums();
+            if (!P::ROUNDED) store_row_sums();
             release_query();
             ++job;
             wait(query_full + 8 * (job % 2), job / 2 % 2);
-            if (drains()) {
-                wait(full + 16 * v_state.index() + 8, v_state.phase());
-                begin_products();
-                multiply_probabilities_by_values(add);
-                finish_products<0>(out);
-                arrive_for_warp(empty + 16 * v_state.index() + 8);
-                store_out(job % 2 ^ 1);
-                storing = true;
-            }
+            if (drains()) drain();
             if (!begin_job()) break;
         } else {
             ++scores.tile;
@@ -577,12 +648,12 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         finish_products<1>(scores.s);
         const bool rescale = exponentiate(false);
         arrive_for_warp(empty + 16 * k_state.index());
-        finish_products<0>(out);
+        finish_products<0>(product);
         if (!ends) {
             arrive_for_warp(empty + 16 * v_state.index() + 8);
         } else if (!drains()) {
             arrive_for_warp(empty + 16 * v_state.index() + 8);
-            store_out(job % 2 ^ 1);
+            store_out(buffer_before());
             storing = true;
         }
         if (rescale) {

@@ -30,6 +30,7 @@ class Plan:
     consumers: int
     ping_pong: bool
     jobs_per_pass: int
+    buffers: int
     causal: bool = False
     blocks: int = 1
     heads: int = 1
@@ -179,13 +180,13 @@ class Cta:
     computed: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        plan, two = self.plan, range(2)
+        plan, two, buffers = self.plan, range(2), range(self.plan.buffers)
         self.full = [[Barrier(1) for _ in two] for _ in range(plan.stages)]
         self.empty = [[Barrier(plan.jobs_per_pass) for _ in two] for _ in range(plan.stages)]
-        self.query_full = [[Barrier(1) for _ in two] for _ in range(plan.consumers)]
-        self.query_empty = [[Barrier(1) for _ in two] for _ in range(plan.consumers)]
+        self.query_full = [[Barrier(1) for _ in buffers] for _ in range(plan.consumers)]
+        self.query_empty = [[Barrier(1) for _ in buffers] for _ in range(plan.consumers)]
         self.held: list[list[Any]] = [[None, None] for _ in range(plan.stages)]
-        self.jobs: list[list[Job | None]] = [[None, None] for _ in range(plan.consumers)]
+        self.jobs: list[list[Job | None]] = [[None for _ in buffers] for _ in range(plan.consumers)]
         self.may_issue = [0] * plan.consumers
         self.passes_begun = 0 if plan.skips else MOST_STEPS
         self.coming: list[tuple[int, Callable[[], None]]] = []
@@ -253,48 +254,43 @@ class Cta:
                 if block is not None:
                     drains = tiles_since >= plan.stages or idle_turns + 2 > plan.stages
                     job = Job(tiles, idle_turns, drains, head, block, position, number)
-                    yield from self.query_empty[consumer][count % 2].wait(1 - count // 2 % 2)
-                    self.jobs[consumer][count % 2] = job
-                    self._load(self.query_full[consumer][count % 2], lambda: None)
+                    buffer, parity = count % plan.buffers, count // plan.buffers % 2
+                    yield from self.query_empty[consumer][buffer].wait(1 - parity)
+                    self.jobs[consumer][buffer] = job
+                    self._load(self.query_full[consumer][buffer], lambda: None)
                     tiles_since, idle_turns, count = 1 - tiles, 0, count + 1
                     yield
                 idle_turns += pass_tiles - tiles
                 index += plan.consumers
             index = plan.following(index)
             tiles_since, position = tiles_since + pass_tiles, position + pass_tiles
-        yield from self.query_empty[consumer][count % 2].wait(1 - count // 2 % 2)
-        self.jobs[consumer][count % 2] = Job(0, idle_turns, True)
-        self.query_full[consumer][count % 2].arrive()
+        buffer, parity = count % plan.buffers, count // plan.buffers % 2
+        yield from self.query_empty[consumer][buffer].wait(1 - parity)
+        self.jobs[consumer][buffer] = Job(0, idle_turns, True)
+        self.query_full[consumer][buffer].arrive()
 
     def _consume(self, consumer: int) -> Agent:
         count, storing = 0, None
         if self.plan.ping_pong and consumer == self.plan.consumers - 1:
             self._ping_pong_signal(consumer)
-        yield from self.query_full[consumer][0].wait(0)
-        job = yield from self._begin_job(consumer, count)
-        if not job.tiles:
-            return
+        job = yield from self._first_tile(consumer, count)
         tile = 0
-        yield from self._ping_pong_wait(consumer)
-        yield from self._wait_for(job, 0, 0)
-        self._ping_pong_signal(consumer)
-        yield
-        self._release(job, 0, 0)
-        while True:
+        while job.tiles:
             before, last, ends = job, tile, tile + 1 == job.tiles
             drains = False
+            if ends and self.plan.buffers == 1:
+                storing = yield from self._drain(consumer, job, tile, count)
+                storing = self._release_query(consumer, storing)
+                count, tile = count + 1, 0
+                job = yield from self._first_tile(consumer, count)
+                continue
             if ends:
                 storing = self._release_query(consumer, storing)
                 count += 1
                 yield from self.query_full[consumer][count % 2].wait(count // 2 % 2)
-                found = self.jobs[consumer][count % 2]
-                assert found is not None
-                drains = found.drains
+                drains = self._scheduled(consumer, count).drains
                 if drains:
-                    yield from self._wait_for(before, last, 1)
-                    yield
-                    self._release(before, last, 1)
-                    storing = self._store_out(before, count)
+                    storing = yield from self._drain(consumer, before, last, count - 1)
                 job = yield from self._begin_job(consumer, count)
                 if not job.tiles:
                     return
@@ -313,12 +309,34 @@ class Cta:
             if not drains:
                 self._release(before, last, 1)
             if ends and not drains:
-                storing = self._store_out(before, count)
+                storing = self._store_out(consumer, before, count - 1)
             yield
 
-    def _begin_job(self, consumer: int, count: int) -> Any:
-        job = self.jobs[consumer][count % 2]
+    def _first_tile(self, consumer: int, count: int) -> Any:
+        buffers = self.plan.buffers
+        yield from self.query_full[consumer][count % buffers].wait(count // buffers % 2)
+        job = yield from self._begin_job(consumer, count)
+        if job.tiles:
+            yield from self._ping_pong_wait(consumer)
+            yield from self._wait_for(job, 0, 0)
+            self._ping_pong_signal(consumer)
+            yield
+            self._release(job, 0, 0)
+        return job
+
+    def _drain(self, consumer: int, job: Job, tile: int, count: int) -> Any:
+        yield from self._wait_for(job, tile, 1)
+        yield
+        self._release(job, tile, 1)
+        return self._store_out(consumer, job, count)
+
+    def _scheduled(self, consumer: int, count: int) -> Job:
+        job = self.jobs[consumer][count % self.plan.buffers]
         assert job is not None
+        return job
+
+    def _begin_job(self, consumer: int, count: int) -> Any:
+        job = self._scheduled(consumer, count)
         for _ in range(job.idle_turns if self.plan.ping_pong else 0):
             yield from self._ping_pong_wait(consumer)
             self._ping_pong_signal(consumer)
@@ -330,9 +348,11 @@ class Cta:
         if storing is not None:
             self.query_empty[consumer][storing].arrive()
 
-    def _store_out(self, job: Job, count: int) -> int:
+    def _store_out(self, consumer: int, job: Job, count: int) -> int:
+        if self._scheduled(consumer, count) is not job:
+            raise Wrong("the memory of O is another job's")
         self.computed.append((job.head, job.block))
-        return (count - 1) % 2
+        return count % self.plan.buffers
 
     def _wait_for(self, job: Job, tile: int, i: int) -> Agent:
         position = job.position + tile
