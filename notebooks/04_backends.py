@@ -21,6 +21,7 @@ from attnlab.runs import dispatch
 AXES = list(al.Shape.AXES)
 runs = [al.load(run)]
 device, baseline = runs[0].manifest["device"]["name"], runs[0].manifest["study"]["baseline"]
+torch = runs[0].manifest["environment"]["packages"]["torch"]
 at = al.target(runs[0], head_dim=head_dim)
 table = dispatch.load(dispatch.path(device), device) if dispatch.path(device).is_file() else None
 print(runs[0], f"Target: {', '.join(f'{axis} {value}' for axis, value in at.items())}", sep="\n")
@@ -46,7 +47,7 @@ def fastest(cases):
     """A row per shape: the fastest implementation, the next one, `attend`'s choice, and how much longer these take."""
     ranked = cases.sort_values("median_us").groupby(AXES, sort=False)
     both = ranked.nth(0).merge(ranked.nth(1), on=AXES, how="left", suffixes=("", "_next"))
-    names = [table.choose(al.Shape(**axes)) if table else "sdpa.auto" for axes in both[AXES].to_dict("records")]
+    names = [table.choose(al.Shape(**axes), torch) if table else "sdpa.auto" for axes in both[AXES].to_dict("records")]
     both["attend"] = pd.Series(names).where((both.direction == "forward") & (both.lengths == "equal"), "sdpa.auto")
     own = cases[[*AXES, "implementation", "median_us"]].rename(columns={"implementation": "attend"})
     both = both.merge(own, on=[*AXES, "attend"], how="left", suffixes=("", "_attend")).sort_values(AXES)

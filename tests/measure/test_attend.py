@@ -177,7 +177,6 @@ UNKNOWN = ": unknown implementation {!r}; known are sdpa.auto, "
 @pytest.mark.parametrize(
     ("implementation", "of", "said"),
     [
-        ("sdpa.flash", {"torch": "1.0"}, f" was made under PyTorch 1.0, and this is {re.escape(torch.__version__)}"),
         ("sdpa.flash", {"device": "NVIDIA L4"}, " was made on NVIDIA L4, and this is NVIDIA H200"),
         ("sdpa.flsh", {}, UNKNOWN.format("sdpa.flsh") + ".*; did you mean 'sdpa.flash'[?]"),
         ("peer.flex", {}, UNKNOWN.format("peer.flex")),
@@ -194,6 +193,30 @@ def test_a_table_that_is_refused_is_told_in_a_line_and_leaves_the_one_before(h20
     named.replace(written)
     with pytest.warns(UserWarning, match=re.escape(f"attend calls SDPA: {paths.shown(written)}") + said):
         assert attend.use() is None
+
+
+def test_under_another_pytorch_a_kernel_is_chosen_by_a_margin_and_it_is_said_once(h200, monkeypatch):
+    gains = {"kernel.best": 1.2, "kernel.mma": 1.1, "sdpa.cudnn": 1.5}
+    ahead, level, far = PLAIN, PLAIN.resized(batch=1), PLAIN.resized(head_dim=128)
+    near = {"kernel.best": dispatch.MARGIN, "sdpa.cudnn": 1.5}
+    made = [choice(ahead, "sdpa.cudnn", speedups=gains), choice(level, "kernel.best", speedups=near)]
+    monkeypatch.setattr(dispatch.Dispatch, "_holds", lambda self, choice: True)
+    sources = {"kernel.mma": dispatch.ladder.hashes()["kernel.mma"]}
+    written = dispatch.write(table(*made, torch="1.0", sources=sources))
+    with pytest.warns(UserWarning, match="lead by more than 5 %, else SDPA") as warned:
+        tables = [attend.use(source) for source in (None, None, written)]
+    (one,) = warned
+    assert tables == 3 * [calls.table]
+    assert str(one.message).startswith(f"{paths.shown(written)} is of PyTorch 1.0, not {calls.VERSION}: attend ")
+    assert "\n" not in str(one.message)
+    names = [calls.choose(*inputs.draw(shape, 0, CPU), False, None) for shape in (ahead, level, far)]
+    assert names == ["kernel.best", "sdpa.auto", "sdpa.auto"]
+    # At a shape between them, 1.16 is expected of kernel.best. What was tuned under this version has no margin.
+    between = inputs.draw(PLAIN.resized(batch=2, heads=3), 0, CPU)
+    assert calls.choose(*between, False, None) == "kernel.best"
+    calls.settle(calls.layout_words(*between, False, None), "sdpa.cudnn")
+    assert calls.choose(*between, False, None) == "sdpa.cudnn"
+    assert [calls.table.choose(shape) for shape in (ahead, level)] == ["sdpa.cudnn", "kernel.best"]
 
 
 # What is called. Tensors that say they are on a GPU stand in for those that are.

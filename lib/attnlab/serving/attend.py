@@ -38,12 +38,13 @@ def attend(
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
-    At a shape that was not measured, the table estimates speedups by the nearest. A layout that `attnlab.tune`
-    measured comes before the table. PyTorch's scaled_dot_product_attention is called where nothing is expected to be
-    faster, without a GPU, where gradients are needed, and where the chosen implementation doesn't serve these tensors.
-    The table is read at the first call on a GPU: the one given to `use`, else the one that `make dispatch` wrote for
-    this device, if any. Under `torch.compile` it is the operator ``attnlab::attention``, with `kv_lens`
-    ``attnlab::attention_of_lengths``; SDPA where `v` has another shape than `k`.
+    At a shape that was not measured, the table estimates speedups by the nearest. Under another PyTorch than the
+    table's, only our kernels are chosen, by a margin. A layout that `attnlab.tune` measured comes before the table.
+    PyTorch's scaled_dot_product_attention is called where nothing is expected to be faster, without a GPU, where
+    gradients are needed, and where the chosen implementation doesn't serve these tensors. The table is read at the
+    first call on a GPU: the one given to `use`, else the one that `make dispatch` wrote for this device, if any. Under
+    `torch.compile` it is the operator ``attnlab::attention``, with `kv_lens` ``attnlab::attention_of_lengths``; SDPA
+    where `v` has another shape than `k`.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.

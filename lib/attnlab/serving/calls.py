@@ -29,6 +29,7 @@ from attnlab.study.shapes import Shape
 
 # Subclasses of it compute attention in their own ways.
 KIND = Tensor
+VERSION = str(torch.__version__)
 Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The call for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
 
@@ -103,10 +104,11 @@ def use(source: Path | str | None = None) -> Dispatch | None:
     """Make `attend` use this dispatch table from now on; None for the one that `make dispatch` wrote for this device.
 
     One that is named is used alone, without the layouts that were tuned before. Returns the table; None where there is
-    none for this device, and `attend` calls SDPA.
+    none for this device, and `attend` calls SDPA. A warning says once in a process that it is of another PyTorch, where
+    `Dispatch.choose` asks for a margin.
 
     Raises UserError: torch sees no GPU; or the table that is named can't be read, names an implementation that can't be
-    called, or was made on another device or under another PyTorch. For the table of this device that is a warning.
+    called, or was made on another device. For the table of this device that is a warning.
     """
     global table, layouts
     if not torch.cuda.is_available():
@@ -116,15 +118,27 @@ def use(source: Path | str | None = None) -> Dispatch | None:
     file = dispatch.path(device_name) if source is None else Path(source)
     try:
         if source is not None or file.is_file():
-            found = _callable(dispatch.load(file, device_name, torch.__version__), file)
+            found = _callable(dispatch.load(file, device_name), file)
+            if found.torch != VERSION:
+                _warn_of_another(paths.shown(file), found.torch)
     except UserError as error:
         if source is not None:
             raise
         warnings.warn(f"attend calls SDPA: {error}", stacklevel=2)
-    layouts = tuned.load(device_name, torch.__version__) if source is None else {}
+    layouts = tuned.load(device_name, VERSION) if source is None else {}
     table = found
     forget()
     return table
+
+
+@cache
+def _warn_of_another(table: str, version: str) -> None:
+    margin = f"{100 * (dispatch.MARGIN - 1):.0f} %"
+    warnings.warn(
+        f"{table} is of PyTorch {version}, not {VERSION}: attend calls our kernels where they lead by more than "
+        f"{margin}, else SDPA; attnlab.tune measures one layout again, a run and `make dispatch` all of them",
+        stacklevel=3,
+    )
 
 
 def _callable(made: Dispatch, source: Path) -> Dispatch:
@@ -145,7 +159,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -
     if known and (name := known.get(layout_words(q, k, v, causal, scale))):
         return name
     shape = shape_of(q, k, v, causal) if table else None
-    return table.choose(shape) if table and shape else implementations.FALLBACK
+    return table.choose(shape, VERSION) if table and shape else implementations.FALLBACK
 
 
 def tuned_layouts() -> dict[str, str]:

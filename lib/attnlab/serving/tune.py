@@ -73,7 +73,7 @@ def tune(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | N
         source = tuning.hashes([chosen], device_name).get(chosen, "")
         entry = tuned.Entry(implementation=chosen, source=source)
         try:
-            file = tuned.keep(device_name, str(torch.__version__), words, entry)
+            file = tuned.keep(device_name, calls.VERSION, words, entry)
         except (OSError, RuntimeError) as error:
             warnings.warn(f"what attnlab.tune found is kept in this process alone: {error}", stacklevel=2)
             file = None

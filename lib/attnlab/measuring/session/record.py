@@ -197,7 +197,7 @@ def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, An
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
     """The dispatch table of `attnlab.attend` in this run, and its hash; empty if the study doesn't measure `attend`."""
     named = implementations.DISPATCH in study.implementations
-    return dispatch.identity(device_name, torch.__version__) if named else {}
+    return dispatch.identity(device_name) if named else {}
 
 
 def _jobs(name: str, study: Study, device: str, environment: str, part: str = "") -> list[Job]:
