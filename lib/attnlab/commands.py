@@ -227,6 +227,9 @@ def _dispatch(options: argparse.Namespace) -> None:
             f"the best in the mean, {cost.worst_pct:.3g} % at most, {cost.certain_pct:.3g} % where that is certain; "
             f"they lead {fallback} by {cost.lead:.3f} in the mean, {cost.least_lead:.3f} at least"
         )
+    if made.dropped:
+        again = "`tools/gpu/lacking.py` writes a study that measures them again"
+        print(f"{len(made.dropped)} more drawn shapes do not count, as kernels changed since: {again}")
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -38,8 +38,9 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
 
     The verdict is faster by one of `CLOCKS` and slower by none, on the worst of the input distributions that were
     timed. Of several, the one with the highest `gain` is the fastest. Left out are shapes with an axis that a table
-    doesn't have, peers, and implementations without a latency on some distribution. Shapes that the studies drew are
-    not in the table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
+    doesn't have, peers, and implementations without a latency on some distribution. Shapes that one of the studies drew
+    are not in the table, also where a later one states them to measure them again: they show what it is worth
+    elsewhere. At a shape of several runs, the last of them counts.
 
     A run from which the table `before` was made counts after `kernel.best` changed too, at the shapes where it still
     launches what that table says; the others are left out.
@@ -57,7 +58,8 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
             values = f"their {unlike[0]} is {shared[unlike[0]]} and {part.shared[unlike[0]]}"
             raise UserError(f"{first!r} and {part.run.name!r} can't make one table: {values}")
     run = ",".join(part.run.name for part in parts)
-    choices = {choice.shape: choice for part in parts for choice in part.choices()}
+    drawn = dict.fromkeys(shape.plain for part in parts for shape in part.study.drawn_shapes)
+    choices = {choice.shape: choice for part in parts for choice in part.choices() if choice.shape not in drawn}
     if not choices:
         raise UserError(f"the run {run!r} has no latency of {FALLBACK} that a table could speak of")
     named = {name for part in parts for name in part.names}
@@ -69,9 +71,11 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
         sources={name: source for name, source in ladder.hashes().items() if name in named},
     )
     held_out = {shape: part for part in parts for shape in part.served if shape not in choices}
-    drawn = {shape.label: part.running(shape) for shape, part in held_out.items() if part.running}
     regrets = [_regret(held_out, made, timing) for timing in parts[0].timings] if held_out else []
-    return made.model_copy(update={"error_pct": _errors_pct(made), "regret": regrets, "drawn": drawn})
+    ran = {shape.label: part.running(shape) for shape, part in held_out.items() if part.running}
+    dropped = [shape.label for shape in drawn if shape not in held_out]
+    more = {"error_pct": _errors_pct(made), "regret": regrets, "drawn": ran, "dropped": dropped}
+    return made.model_copy(update=more)
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,14 @@ class HeldOut:
 
     Attributes:
         timings: those of `CLOCKS` that it was timed by; `samples` are under these.
+        study: the run's.
         names: the candidates, without kernels that have changed since.
         served: the shapes that a table can speak of, each once, whatever its values, and without those at which
             `kernel.best` changed while it is still a candidate.
     """
 
     run: Run
+    study: studies.Study
     timings: list[Timing]
     samples: pd.DataFrame
     names: list[str]
@@ -115,7 +121,7 @@ class HeldOut:
             served = [shape for shape in served if shape not in {each.plain for each in at}]
             del changed[BEST]
         names = [n for n in study.implementations if _is_callable(n) and n not in (FALLBACK, *changed)]
-        return cls(run, timings, samples, names, served)
+        return cls(run, study, timings, samples, names, served)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -139,7 +145,7 @@ class HeldOut:
         found = found[~(found["n"] < found["wanted"])]
         is_whole = found.groupby(["candidate", *PLAIN])["n"].transform("size") == len(self.timings)
         worst = {_plain(key): rows for key, rows in found[is_whole].groupby(PLAIN)}
-        stated = {shape.plain for shape in studies.recorded(self.run.manifest).swept_shapes}
+        stated = {shape.plain for shape in self.study.swept_shapes}
         return [_choice(shape, worst.get(shape), self.running) for shape in self.served if shape in stated]
 
 
