@@ -36,7 +36,7 @@ def main() -> None:
     of = study.model_dump(mode="json", exclude={"name"}, exclude_unset=True)
     of |= {"title": f"{study.title}, where a table lacks it", "replicates": 1, "target": axes((lacking + again)[0])}
     of["drawn"] |= {"shapes": arguments.drawn, "seed": arguments.seed}
-    each = {"anew": lacking, "drawn again": [s.resized(values=kind) for s in again for kind in study.drawn.values]}
+    each = {"anew": lacking, "drawn again": [s.resized(values=kind) for s in again for kind in of["drawn"]["values"]]}
     of["sweeps"] = {name: [*map(axes, shapes)] for name, shapes in each.items() if shapes}
     print(yaml.safe_dump(of, sort_keys=False, default_flow_style=None, width=120), end="")
 

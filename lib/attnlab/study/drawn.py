@@ -57,5 +57,5 @@ def _log_uniform(source: random.Random) -> Shape:
     queries = _between(source, 1, FEW) if is_few else keys
     batch, heads, most = (_between(source, 1, n) for n in (64, 64, 16))
     sharing = max(count for count in range(1, most + 1) if heads % count == 0)
-    head_dim, causal, dtype = (source.choice(of) for of in ((64, 128), (False, True), ("float16", "bfloat16")))
+    head_dim, causal, dtype = source.choice((64, 128)), source.random() < 0.5, source.choice(("float16", "bfloat16"))
     return Shape(batch, heads, queries, head_dim, causal, dtype, kv_heads=heads // sharing, kv_len=keys)
