@@ -228,8 +228,7 @@ def _dispatch(options: argparse.Namespace) -> None:
             f"they lead {fallback} by {cost.lead:.3f} in the mean, {cost.least_lead:.3f} at least"
         )
     if made.dropped:
-        again = "`tools/gpu/lacking.py` writes a study that measures them again"
-        print(f"{len(made.dropped)} more drawn shapes do not count, as kernels changed since: {again}")
+        print(f"{len(made.dropped)} more drawn shapes ran other kernels: tools/gpu/lacking.py writes a study of them")
 
 
 def _compare(options: argparse.Namespace) -> None:

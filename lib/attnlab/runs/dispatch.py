@@ -106,8 +106,7 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         error_pct: by implementation, the root mean square distance of speedups from the estimates by other shapes.
         regret: for each clock; empty where no shapes were drawn at random.
         drawn: what `kernel.best` ran at those shapes, by their labels, as `Choice.instance`.
-        dropped: labels of drawn shapes that don't count, mostly since `kernel.best` has changed there: they are to be
-            measured again, or the others are a better sample than was drawn.
+        dropped: labels of drawn shapes that don't count until they are measured again, as `kernel.best` has changed.
     """
 
     version: Literal[2] = 2

@@ -58,7 +58,7 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
             values = f"their {unlike[0]} is {shared[unlike[0]]} and {part.shared[unlike[0]]}"
             raise UserError(f"{first!r} and {part.run.name!r} can't make one table: {values}")
     run = ",".join(part.run.name for part in parts)
-    drawn = dict.fromkeys(shape.plain for part in parts for shape in part.study.drawn_shapes)
+    drawn = dict.fromkeys(s.plain for one in several for s in studies.recorded(one.manifest).drawn_shapes)
     choices = {choice.shape: choice for part in parts for choice in part.choices() if choice.shape not in drawn}
     if not choices:
         raise UserError(f"the run {run!r} has no latency of {FALLBACK} that a table could speak of")
@@ -84,14 +84,12 @@ class HeldOut:
 
     Attributes:
         timings: those of `CLOCKS` that it was timed by; `samples` are under these.
-        study: the run's.
         names: the candidates, without kernels that have changed since.
         served: the shapes that a table can speak of, each once, whatever its values, and without those at which
             `kernel.best` changed while it is still a candidate.
     """
 
     run: Run
-    study: studies.Study
     timings: list[Timing]
     samples: pd.DataFrame
     names: list[str]
@@ -121,7 +119,7 @@ class HeldOut:
             served = [shape for shape in served if shape not in {each.plain for each in at}]
             del changed[BEST]
         names = [n for n in study.implementations if _is_callable(n) and n not in (FALLBACK, *changed)]
-        return cls(run, study, timings, samples, names, served)
+        return cls(run, timings, samples, names, served)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -145,7 +143,7 @@ class HeldOut:
         found = found[~(found["n"] < found["wanted"])]
         is_whole = found.groupby(["candidate", *PLAIN])["n"].transform("size") == len(self.timings)
         worst = {_plain(key): rows for key, rows in found[is_whole].groupby(PLAIN)}
-        stated = {shape.plain for shape in self.study.swept_shapes}
+        stated = {shape.plain for shape in studies.recorded(self.run.manifest).swept_shapes}
         return [_choice(shape, worst.get(shape), self.running) for shape in self.served if shape in stated]
 
 

@@ -112,8 +112,8 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
             half = float(word) / 2
             for tensor in memory.tensors:
                 chi2 = torch._standard_gamma(torch.full(tensor.shape, half, device=device), memory.generator)
-                most = torch.finfo(tensor.dtype).max
-                tensor.copy_((tensor / chi2.div_(half).sqrt_()).clamp_(-most, most))
+                limits = torch.finfo(tensor.dtype)
+                tensor.copy_((tensor / chi2.div_(half).sqrt_()).clamp_(limits.min, limits.max))
         case "mixture":
             _mix(shape, memory)
         case "offset":
@@ -128,17 +128,14 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
 
 def _mix(shape: Shape, memory: Memory) -> None:
     """Heads of K and V, with the heads of Q that share them, take turns through the kinds of `MIXED`."""
-    shared = shape.heads // shape.kv_heads
-    turns = [heads % len(MIXED) for heads in (memory.heads[0] // shared, memory.heads[1])]
+    of_queries, of_keys = memory.heads
+    kv_heads = (of_queries // (shape.heads // shape.kv_heads), of_keys, of_keys[: len(memory.tensors[2])])
     for turn, kind in enumerate(MIXED):
-        queries, keys = (its == turn for its in turns)
-        chosen = (queries, keys, keys[: len(memory.tensors[2])])
-        heads, places = (
-            [each[its] if len(each) == len(its) else each for each, its in zip(both, chosen, strict=False)]
-            for both in (memory.heads, memory.places)
-        )
+        chosen = [of % len(MIXED) == turn for of in kv_heads]
+        heads = of_queries[chosen[0]], of_keys[chosen[1]]
+        queries, keys = (at if len(at) == 1 else at[its] for at, its in zip(memory.places, chosen, strict=False))
         parts = [tensor[its] for tensor, its in zip(memory.tensors, chosen, strict=True)]
-        make(kind, shape, Memory(parts, (heads[0], heads[1]), (places[0], places[1]), memory.generator))
+        make(kind, shape, Memory(parts, heads, (queries, keys), memory.generator))
         for tensor, its, part in zip(memory.tensors, chosen, parts, strict=True):
             tensor[its] = part
 
