@@ -9,6 +9,7 @@ run = "h200-2026-11-28-main"  # a run in data/
 layouts = "h200-2026-11-28-backends"  # runs of the same device: other layouts, dtypes and directions;
 decode = "h200-2026-11-28-decode"  # few queries over many keys;
 fp8 = "h200-2026-11-28-fp8"  # kernels in FP8
+sample = None  # a run of the study `drawn`
 price_per_hour = 3.0  # of the device, in US dollars: type in yours
 head_dim = None  # None: as in the study's target
 
@@ -16,6 +17,7 @@ head_dim = None  # None: as in the study's target
 import pandas as pd
 
 import attnlab as al
+from attnlab import frames
 from attnlab.runs import dispatch
 
 AXES = list(al.Shape.AXES)
@@ -93,6 +95,35 @@ al.holds("`kernel.best` has the lowest median at all shapes above.", fastest(cas
 # %% tags=["published"]
 runs.append(al.load(layouts))
 shown(fastest(choices(runs[1])), f"The fastest at every shape of {layouts}.")
+
+# %% [markdown]
+# ## A drawn sample
+#
+# The study `drawn` has 200 shapes, drawn by a seed that was committed before. `sample` names its run. No shape is left
+# out. `baseline` is SDPA, `fastest` the fastest of all implementations that are not ours, `total` the ratio of all times.
+# The clock `cupti` counts kernels alone, without SDPA's memset and the gap after it.
+
+# %%
+if sample:
+    sampled = al.load(sample)
+    for clock in sampled.samples.clock.unique():
+        summary = frames.summarize_drawn(frames.drawn(sampled, clock=clock))
+        display(al.table(summary, f"al.attend at the shapes that {sample} drew, {clock} clock, warm cache."))
+
+# %%
+if sample:
+    rows = frames.drawn(sampled).sort_values("over_fastest")
+    figure = al.plot.NotebookFigure(figsize=(6.4, 3))
+    axes = figure.subplots()
+    for word, colour, part in (("faster", "C0", rows.over_fastest >= 1), ("a loss", "C3", rows.over_fastest < 1)):
+        axes.scatter(rows.kv_len[part], rows.over_fastest[part], 12, colour, label=f"{word}: {part.sum()}")
+    axes.axhline(1, color="#444444", linewidth=0.9)
+    axes.set(xscale="log", yscale="log", xlabel="keys", ylabel="speedup over the fastest other")
+    axes.legend()
+    figure.alt = f"Speedups over the number of keys, from {rows.over_fastest.min():.3f} on."
+    display(figure)
+    shown_columns = ["label", "us", "baseline_us", "speedup", "fastest", "fastest_us", "over_fastest"]
+    display(al.table(rows[shown_columns], f"Every shape that {sample} drew, by the device clock."))
 
 # %% [markdown]
 # ## What each accepts

@@ -11,6 +11,9 @@ from conftest import told
 from attnlab import cache, frames, roofline
 from attnlab.base import paths
 from attnlab.frames import AXES, TIMING
+from attnlab.runs import schema
+from attnlab.study.drawn import draw
+from attnlab.study.studies import Drawn
 
 RUNS = {"h200-2026-11-28-main": 0, "h100-2026-11-26": 1, "h200-2026-11-28-decode": 0, "cpu-2026-11-29": 0}
 """The runs of golden/, and how many of the decisions below differ from it.
@@ -115,6 +118,41 @@ def test_the_worst_is_claimed_without_zeros_and_what_was_not_timed_is_counted():
     assert list(mine["n"]) == [2, 2]
     assert list(mine["lacking"]) == [1, 1]
     assert (mine["highest"] > mine["speedup"]).all()
+
+
+# A sample that a study drew
+
+BEST_OF = ["sdpa.auto", "sdpa.flash", "peer.flex", "kernel.mma", "kernel.best"]
+DRAWN = Drawn(shapes=12, seed=20261201, law="log-uniform")
+
+
+def test_every_drawn_shape_is_shown_with_its_losses_and_without_a_latency():
+    shapes = draw(12, 20261201, "log-uniform")
+    lost, gone, third = shapes[:3]
+    slow = {("kernel.best", lost): 1.25 * synthetic.latency_us("sdpa.auto", lost)}
+    slow |= {("peer.flex", third): 0.5 * synthetic.latency_us("sdpa.auto", third)}
+    stated = {"implementations": BEST_OF, "drawn": DRAWN.model_dump()} | synthetic.AT_TARGET
+    recipe = synthetic.Recipe(study=stated, latencies_us=slow, fates={("kernel.best", gone): synthetic.GONE})
+    run = synthetic.infer(recipe)
+    clears = schema.is_of(run.cases, third) & (run.cases["implementation"] == "sdpa.auto")
+    run = replace(run, cases=run.cases.assign(kernels=run.cases["kernels"].mask(clears, "cudnn_sdpa\nMemset (Device)")))
+    rows = frames.drawn(run, "kernel.best")
+    assert list(rows["label"]) == [shape.label for shape in shapes]
+    assert rows["speedup"].round(2).fillna(0).tolist() == [0.8, 0, *[1.32] * 10]
+    assert rows["over_fastest"].round(2).fillna(0).tolist() == [0.64, 0, 0.66, *[1.05] * 9]
+    assert rows["fastest"].tolist() == ["sdpa.flash"] * 2 + ["peer.flex"] + ["sdpa.flash"] * 9
+    assert rows["clears"].tolist() == [False, False, True] + [False] * 9
+    found = frames.summarize_drawn(rows)
+    shares = found[found["over"] == "baseline"].set_index("part")
+    assert shares["shapes"].tolist() == [12, *(rows["keys"].value_counts()[keys] for keys in frames.KEYS), 1, 11]
+    every, kept = shares.loc["all"], rows.dropna(subset="us")
+    assert (every["unmeasured"], every["losses"], round(every["least"], 2)) == (1, 1, 0.8)
+    assert every["speedup"] == pytest.approx(np.exp(np.log(kept["speedup"]).mean()))
+    assert every["total"] == pytest.approx(kept["baseline_us"].sum() / kept["us"].sum())
+    assert shares.loc["memset in the baseline", "speedup"] == pytest.approx(rows["speedup"][2])
+    said = told(lambda: frames.drawn(synthetic.infer(synthetic.Recipe())))
+    assert said == "the study of 'synthetic' drew no shapes: name a run of the study 'drawn'"
+    assert "did you mean 'kernel.best'?" in told(lambda: frames.drawn(run, "kernel.bets"))
 
 
 # What is refused

@@ -18,12 +18,14 @@ import jupytext
 import jupytext.config
 import nbformat
 import pytest
+import synthetic
 from bs4 import BeautifulSoup
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 import attnlab as al
 from attnlab.base import paths
+from attnlab.study.drawn import draw
 
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in sorted(paths.NOTEBOOKS.glob("*.ipynb"))}
 QUICKSTART = "00_quickstart"
@@ -142,6 +144,16 @@ def test_a_notebook_reads_well_on_the_cpus_run(name, stated, executed, monkeypat
     words = executed(name, **({} if name in OPTIONAL[:1] else {"run": CPU}), **more, **stated)
     assert len(words) > 50
     assert not re.search(BAD, words)
+
+
+def test_a_drawn_sample_is_shown_whole(executed):
+    slow = {("dispatch.attend", shape): 2 * synthetic.latency_us("sdpa.auto", shape) for shape in draw(5, 7)[:1]}
+    stated = {"implementations": ["sdpa.auto", "peer.flex", "dispatch.attend"], "drawn": {"shapes": 5, "seed": 7}}
+    synthetic.write("sampled", synthetic.Recipe(study=stated | synthetic.AT_TARGET, latencies_us=slow))
+    words = " ".join(executed("04_backends", run=CPU, sample="sampled").split())
+    assert not re.search(BAD, words)
+    assert all(shape.label in words for shape in draw(5, 7))
+    assert "all baseline 5 0 1.096 0.500 1" in words
 
 
 def measured(implementations: dict[str, Any], shapes: list[al.Shape], samples: int) -> Any:

@@ -227,6 +227,8 @@ def _dispatch(options: argparse.Namespace) -> None:
             f"the best in the mean, {cost.worst_pct:.3g} % at most, {cost.certain_pct:.3g} % where that is certain; "
             f"they lead {fallback} by {cost.lead:.3f} in the mean, {cost.least_lead:.3f} at least"
         )
+    if made.dropped:
+        print(f"{len(made.dropped)} more drawn shapes ran other kernels: tools/gpu/lacking.py writes a study of them")
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from attnlab.base.errors import UserError, suggestion
 from attnlab.base.rules import ALPHA, EQUIVALENCE_MARGIN
 from attnlab.runs import read, schema
 from attnlab.study import implementations, studies
+from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.values import ZEROS
 
@@ -365,6 +367,57 @@ def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values") -> pd.Da
     at = judged[[*place, *over]].drop_duplicates().groupby(place, sort=False).size().rename("lacking")
     found = found.merge(at.reset_index(), on=place, how="left")
     return found.assign(lacking=found["lacking"] - found["n"])
+
+
+def drawn(
+    run: schema.Run, candidate: str = implementations.DISPATCH, clock: str = "device", cache: str = "warm"
+) -> pd.DataFrame:
+    """A row per shape that the run's study drew, losses and shapes without a latency too: the candidate and the others.
+
+    Columns: AXES, label, keys (`KEYS`), clears (the baseline's call clears memory first), us of the candidate,
+    baseline_us, speedup, fastest (of implementations that are not ours), fastest_us, over_fastest. Ratios are above 1
+    where the candidate is faster, and NaN where it or the other was not measured.
+
+    Raises UserError: the study drew no shapes; the candidate or the timing was not measured.
+    """
+    study = studies.recorded(run.manifest)
+    if not study.drawn_shapes:
+        raise UserError(f"the study of {run.name!r} drew no shapes: name a run of the study 'drawn'")
+    cases = summarize(where(run.samples, clock=clock, cache=cache))
+    require_implementation(cases, candidate)
+    us = cases.pivot(index=AXES, columns="implementation", values="median_us")
+    rows = pd.DataFrame([shape.axes | {"label": shape.label} for shape in study.drawn_shapes]).set_index(AXES)
+    us, shapes = us.reindex(rows.index), run.cases[run.cases["implementation"] == study.baseline].groupby(AXES)
+    clears = shapes["kernels"].agg(lambda each: each.str.contains(f"(?m)^{schema.MEMSET}").any())
+    ours = [name for name in us if name in (candidate, implementations.DISPATCH) or name.startswith(PREFIX)]
+    others = us.drop(columns=ours).dropna(how="all")
+    rows["keys"] = pd.cut(rows.index.get_level_values("kv_len"), [0, 64, 512, math.inf], labels=KEYS).astype(str)
+    rows = rows.assign(clears=clears.reindex(rows.index, fill_value=False), us=us[candidate])
+    rows = rows.assign(baseline_us=us[study.baseline], fastest=others.idxmin(axis=1), fastest_us=others.min(axis=1))
+    rows = rows.assign(speedup=rows["baseline_us"] / rows["us"], over_fastest=rows["fastest_us"] / rows["us"])
+    return rows.reset_index()
+
+
+KEYS = ["up to 64 keys", "up to 512 keys", "more keys"]
+"""The classes of lengths in `drawn`."""
+
+
+def summarize_drawn(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of all rows of `drawn`, of each class of lengths, and of shapes with and without a memset: 2 rows each.
+
+    Columns: part, over (`baseline` or `fastest`), shapes, unmeasured, speedup (geometric mean), least, losses (shapes
+    with a ratio below 1), total (the ratio of the sums of all times).
+    """
+    parts = {"all": rows} | {keys: rows[rows["keys"] == keys] for keys in KEYS}
+    parts |= {"memset in the baseline": rows[rows["clears"]], "no memset": rows[~rows["clears"]]}
+    found = []
+    for (part, its), over in product(parts.items(), ("baseline", "fastest")):
+        both = its[[f"{over}_us", "us"]].dropna()
+        ratio = both[f"{over}_us"] / both["us"]
+        row = {"part": part, "over": over, "shapes": len(its), "unmeasured": len(its) - len(both)}
+        row |= {"speedup": np.exp(np.log(ratio).mean()), "least": ratio.min(), "losses": int((ratio < 1).sum())}
+        found.append(row | {"total": both[f"{over}_us"].sum() / both["us"].sum() if len(both) else np.nan})
+    return pd.DataFrame(found)
 
 
 def compare_runs(before: schema.Run, after: schema.Run) -> pd.DataFrame:

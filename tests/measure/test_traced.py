@@ -20,8 +20,9 @@ def record(begin_us, end_us, kernel="attention"):
         ([(2, 5), (7, 11)], 7, 9),
         ([(2, 10), (3, 18), (11, 26)], 24, 24),
         ([(2, 20), (3, 5), (22, 24)], 20, 22),
+        ([(2, 3, "Memset (Device)"), (4, 9)], 5, 7),
     ],
-    ids=["one after the other", "each launched early", "one within another"],
+    ids=["one after the other", "each launched early", "one within another", "memory cleared before"],
 )
 def test_a_piece_of_work_counts_once_what_two_kernels_ran(records, ran_us, span_us):
     around = (record(at, at + 1, SEPARATOR) for at in (0, 1000))

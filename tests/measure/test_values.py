@@ -20,6 +20,7 @@ from attnlab.measuring.subjects.inputs import Inputs, Windows
 from attnlab.measuring.subjects.oracle import of_each_head
 from attnlab.measuring.values import captured
 from attnlab.runs import read
+from attnlab.study import values
 from attnlab.study.shapes import Shape
 from attnlab.study.values import STANDARD, placed
 
@@ -115,6 +116,57 @@ def test_scores_rise_or_fall_evenly_from_the_first_key_to_the_last(shape, kind, 
         assert abs(means.mean().item()) < 0.1 * unit
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("keys", [512, 16384, 32768])
+def test_each_tile_of_keys_rises_by_the_stated_amount_exact_to_a_hundredth_in_16_bits(dtype, head_dim, keys):
+    given = drawn(Shape(1, 1, 1, head_dim, dtype=dtype, kv_len=keys, values="stairs 12"))[0]
+    alone = [tensor.clone() for tensor in given]
+    for tensor in alone[:2]:
+        tensor[..., 1:] = 0
+    tiles = logits(alone, PLAIN.resized(head_dim=head_dim))[0, 0, 0].view(-1, values.TILE)
+    assert torch.equal(tiles, tiles[:, :1].expand_as(tiles))  # the normal part apart, it is constant within a tile
+    assert (tiles[1:, 0] - tiles[:-1, 0]).sub(12).abs().max() < 0.12
+    whole = logits(given, PLAIN.resized(head_dim=head_dim))[0, 0, 0].view(-1, values.TILE).mean(1)
+    assert whole.argsort().tolist() == list(range(len(whole)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_late_key_is_ahead_of_all_others_for_every_query(shape):
+    late = shape.kv_len - 1 - shape.kv_len // 16
+    for scores in all_logits(shape, "late 40"):
+        others = torch.cat([scores[..., :late], scores[..., late + 1 :]], -1)
+        assert (scores[..., late : late + 1] - others).mean().item() == pytest.approx(40, abs=0.6 * deviation(shape))
+        assert bool((scores.argmax(-1) == late).all()) or shape.scale  # these deviate by 2.4
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 8, 256, 64), GROUPED.resized(seq_len=256), SPREAD], ids=str)
+def test_elements_have_the_tails_of_students_distribution(shape):
+    expected = {1: 0.391, 3: 0.0577, 10: 0.00213}  # two sides, with 3 degrees of freedom
+    for tensor in drawn(shape.resized(values="student 3"))[0]:
+        elements = tensor.double().abs()
+        for reach, share in expected.items():
+            assert (elements > reach).double().mean().item() == pytest.approx(
+                share, abs=5 * (share / elements.numel()) ** 0.5
+            )
+        assert bool((drawn(shape.resized(values="student 0.1"))[0][0].isfinite()).all())
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 12, 256, 64), Shape(5, 8, 256, 64, dtype="bfloat16", kv_heads=4)], ids=str)
+def test_in_a_mixture_each_window_has_every_kind_in_turn(shape):
+    shape, count = shape.resized(values="mixture"), len(values.MIXED)
+    for number, given in enumerate(everywhere(drawn(shape))):
+        scores, tails = logits(given, shape).flatten(0, 1), of_each_head(*given)[2].double().flatten(0, 1).abs()
+        kinds = torch.arange(len(scores)) // (shape.heads // shape.kv_heads) % count
+        first, last = (scores[..., end].mean((1, 2)) for end in (slice(0, 64), slice(192, 256)))
+        rise, spread = last - first, scores.unflatten(2, (4, 64)).std(3).mean((1, 2))
+        assert torch.equal(rise.gt(30), kinds == values.MIXED.index("stairs 12"))
+        assert torch.equal(rise.gt(9) & rise.lt(30), kinds == values.MIXED.index("rising 24"))
+        assert torch.equal(spread.gt(18), kinds == values.MIXED.index("sd 24"))
+        if not number:  # V stays where it is from window to window
+            assert torch.equal(tails.gt(6).sum((1, 2)) > 10, kinds == values.MIXED.index("student 3"))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_like_positions_attract_and_those_further_apart_less(shape):
     unit = deviation(shape)
@@ -162,7 +214,7 @@ def test_a_seed_says_what_is_drawn(shape):
     for window in range(COUNT):
         assert all(tensor.isfinite().all() for tensor in one[window])
         assert all(map(torch.equal, one[window], again[window]))
-    if shape.layout == "heads first":
+    if shape.layout == "heads first" and shape.values != "mixture":
         tuned = drawn(shape.resized(values="normal"))
         tuned.draw(4, shape.values)  # other values than the shape's
         assert all(map(torch.equal, tuned[0], other[0]))

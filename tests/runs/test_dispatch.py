@@ -46,7 +46,7 @@ def chosen(made: Dispatch) -> dict[Shape, str]:
 def draws():
     """Studies draw these shapes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studies.drawn, "draw", lambda count, seed: DRAWN[:count])
+        patch.setattr(studies.drawn, "draw", lambda count, seed, law: DRAWN[:count])
         yield
 
 
@@ -318,8 +318,10 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(run, monk
     made = choices.table(run, before=before)
     assert chosen(made) == {LONG: "kernel.best"}
     assert made.regret == []  # the instance at the drawn shape is not known
+    assert made.dropped == [DRAWN[0].label]
     judged = choices.table(run, before=before.model_copy(update={"drawn": {DRAWN[0].label: "old"}}))
     assert [one.shapes for one in judged.regret] == [1, 1]
+    assert judged.dropped == []
     assert choices.table(run, before=judged) == judged
     assert choices.table(run, before=before.model_copy(update={"seal": "other"})) == without
 
@@ -338,6 +340,18 @@ def test_runs_make_one_table_in_which_the_last_counts(run, monkeypatch):
     other = second.manifest["device"] | {"name": "NVIDIA H100"}
     with pytest.raises(UserError, match=r"can't make one table: their device is NVIDIA H200 and NVIDIA H100$"):
         choices.table(first, replace(second, manifest=second.manifest | {"device": other}))
+
+
+def test_a_drawn_shape_that_is_measured_again_judges_again_and_is_no_choice(run, monkeypatch):
+    """It was dropped as `kernel.best` had changed there; `tools/gpu/lacking.py` states it in a sweep."""
+    of = {"sweeps": FEW, "drawn": {"shapes": 1, "seed": 1, "values": ["normal"]}}
+    first = altered(run, **of)
+    again = altered(run, sweeps=FEW | {"drawn again": [AXES | {"seq_len": DRAWN[0].seq_len}]}, drawn=None)
+    monkeypatch.setattr(choices, "stale", lambda run: {"kernel.best": {DRAWN[0]}} if run is first else {})
+    assert choices.table(first).dropped == [DRAWN[0].label]
+    made = choices.table(first, again)
+    assert (made.dropped, [one.shapes for one in made.regret]) == ([], [1, 1])
+    assert DRAWN[0] not in chosen(made)
 
 
 # From the command line, and back

@@ -9,14 +9,15 @@ from attnlab.study import studies, values
 from attnlab.study.shapes import Shape
 
 KNOWN = (
-    "known are normal, sd 2, sd 4, sd 6, sink 8, sink 13, positional 25, rising 24, falling 24, scales, outliers, "
-    "offset 1, captured early, captured middle, captured late, zeros, or other amounts"
+    "known are normal, sd 2, sd 4, sd 6, sd 12, sd 24, sd 60, sink 8, sink 13, late 20, positional 25, rising 24, "
+    "falling 24, stairs 12, scales, outliers, student 3, offset 1, captured early, captured middle, captured late, "
+    "mixture, zeros, or other amounts"
 )
 AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
 
 
 def test_kinds_that_are_timed_by_default_and_other_amounts_and_layers_may_be_stated():
-    for kind in (*values.STANDARD, "sd 0.5", "sink 100", "rising 0", "captured layer_3.attn-2"):
+    for kind in (*values.STANDARD, "sd 0.5", "sink 100", "rising 0", "student 2.5", "captured layer_3.attn-2"):
         assert " ".join(values.split(kind)).strip() == kind
         assert Shape(**AXES, values=kind).values == kind
 
@@ -26,7 +27,7 @@ def test_kinds_that_are_timed_by_default_and_other_amounts_and_layers_may_be_sta
     [
         *("", " ", "Normal", "nromal", "large logits", "constant rows", "all", " normal", "normal "),
         *("sd", "sink", "positional", "rising", "falling", "offset", "captured"),  # how much, and which layer?
-        *("normal 1", "scales 2", "outliers 6", "zeros 0"),
+        *("normal 1", "scales 2", "outliers 6", "zeros 0", "mixture 6", "student", "student 0", "student t 3"),
         *("sink ", "sink  8", "sink eight", "sink -8", "sink 8 9", "sink 8\n", "sink 1e3", "sink .5", "sink inf"),
         *("captured early late", "captured ../early", "captured\tearly"),
     ],

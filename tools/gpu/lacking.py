@@ -1,8 +1,9 @@
 """Print a study of the shapes that a device's dispatch table lacks, or where `kernel.best` runs something else since.
 
 ``python tools/gpu/lacking.py 'NVIDIA H200' --seed 20261130 --drawn 40 > anew.yaml`` takes shapes and all else from the
-study `dispatch`, and draws as many fresh shapes by that seed, to judge by. After ``make measure STUDY=anew.yaml``, its
-run joins the others in ``make dispatch RUN=... REPLACE=1``.
+study `dispatch`, and draws as many fresh shapes by that seed, to judge by. Shapes that runs of the table drew and the
+table left out are measured again; these runs have to be in data/. After ``make measure STUDY=anew.yaml``, its run joins
+the others in ``make dispatch RUN=... REPLACE=1``.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import argparse
 import yaml
 
 from attnlab.base.errors import UserError
-from attnlab.runs import dispatch
+from attnlab.runs import dispatch, read
 from attnlab.serving.choices import axes
 from attnlab.study import studies
 
@@ -23,16 +24,20 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         made = dispatch.load(dispatch.path(arguments.device), arguments.device)
+        before = [studies.recorded(read.read_manifest(run)) for run in made.run.split(",")]
     except UserError as error:
         raise SystemExit(str(error)) from None
     study = studies.load("dispatch")
     lacking = [shape for shape in study.swept_shapes if not made.still_runs(shape)]
-    if not lacking:
+    drawn = dict.fromkeys(shape.plain for one in before for shape in one.drawn_shapes)
+    again = [shape for shape in drawn if not made.still_runs(shape)]
+    if not lacking + again:
         raise SystemExit(f"the dispatch table of {arguments.device} lacks no shape: it needs no new run")
     of = study.model_dump(mode="json", exclude={"name"}, exclude_unset=True)
-    of |= {"title": f"{study.title}, where a table lacks it", "replicates": 1, "target": axes(lacking[0])}
+    of |= {"title": f"{study.title}, where a table lacks it", "replicates": 1, "target": axes((lacking + again)[0])}
     of["drawn"] |= {"shapes": arguments.drawn, "seed": arguments.seed}
-    of["sweeps"] = {"anew": [axes(shape) for shape in lacking]}
+    each = {"anew": lacking, "drawn again": [s.resized(values=kind) for s in again for kind in of["drawn"]["values"]]}
+    of["sweeps"] = {name: [*map(axes, shapes)] for name, shapes in each.items() if shapes}
     print(yaml.safe_dump(of, sort_keys=False, default_flow_style=None, width=120), end="")
 
 

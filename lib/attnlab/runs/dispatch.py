@@ -111,6 +111,7 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         error_pct: by implementation, the root mean square distance of speedups from the estimates by other shapes.
         regret: for each clock; empty where no shapes were drawn at random.
         drawn: what `kernel.best` ran at those shapes, by their labels, as `Choice.instance`.
+        dropped: labels of drawn shapes that don't count until they are measured again, as `kernel.best` has changed.
     """
 
     version: Literal[2] = 2
@@ -124,6 +125,7 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
     error_pct: dict[str, float] = {}
     regret: list[Regret] = []
     drawn: dict[str, str] = {}
+    dropped: list[str] = []
 
     @model_validator(mode="after")
     def _names_no_shape_twice(self) -> "Dispatch":

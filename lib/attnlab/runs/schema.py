@@ -28,6 +28,8 @@ BEFORE, AFTER = MOMENTS = ("before", "after")
 """When a case is checked: before or after it is timed."""
 LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
+MEMSET = "Memset"
+"""How the profiler's name begins of work that clears memory, as cuDNN does before its kernel."""
 PARTS = "parts"
 """The folder with the blocks of a run while it is measured, in the run's own."""
 Manifest = dict[str, Any]

@@ -38,8 +38,9 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
 
     The verdict is faster by one of `CLOCKS` and slower by none, on the worst of the input distributions that were
     timed. Of several, the one with the highest `gain` is the fastest. Left out are shapes with an axis that a table
-    doesn't have, peers, and implementations without a latency on some distribution. Shapes that the studies drew are
-    not in the table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
+    doesn't have, peers, and implementations without a latency on some distribution. Shapes that one of the studies drew
+    are not in the table, also where a later one states them to measure them again: they show what it is worth
+    elsewhere. At a shape of several runs, the last of them counts.
 
     A run from which the table `before` was made counts after `kernel.best` changed too, at the shapes where it still
     launches what that table says; the others are left out.
@@ -57,7 +58,8 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
             values = f"their {unlike[0]} is {shared[unlike[0]]} and {part.shared[unlike[0]]}"
             raise UserError(f"{first!r} and {part.run.name!r} can't make one table: {values}")
     run = ",".join(part.run.name for part in parts)
-    choices = {choice.shape: choice for part in parts for choice in part.choices()}
+    drawn = dict.fromkeys(s.plain for one in several for s in studies.recorded(one.manifest).drawn_shapes)
+    choices = {choice.shape: choice for part in parts for choice in part.choices() if choice.shape not in drawn}
     if not choices:
         raise UserError(f"the run {run!r} has no latency of {FALLBACK} that a table could speak of")
     named = {name for part in parts for name in part.names}
@@ -69,9 +71,11 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
         sources={name: source for name, source in ladder.hashes().items() if name in named},
     )
     held_out = {shape: part for part in parts for shape in part.served if shape not in choices}
-    drawn = {shape.label: part.running(shape) for shape, part in held_out.items() if part.running}
     regrets = [_regret(held_out, made, timing) for timing in parts[0].timings] if held_out else []
-    return made.model_copy(update={"error_pct": _errors_pct(made), "regret": regrets, "drawn": drawn})
+    ran = {shape.label: part.running(shape) for shape, part in held_out.items() if part.running}
+    dropped = [shape.label for shape in drawn if shape not in held_out]
+    more = {"error_pct": _errors_pct(made), "regret": regrets, "drawn": ran, "dropped": dropped}
+    return made.model_copy(update=more)
 
 
 @dataclass(frozen=True)

@@ -13,32 +13,34 @@ QUERIES = {"all": 0.7, "chunk": 0.15, "few": 0.15}
 FEW = 64
 
 
-def draw(count: int, seed: int) -> list[Shape]:
-    """As many different shapes as `count`.
+def draw(count: int, seed: int, law: str = "models") -> list[Shape]:
+    """As many different shapes as `count`. Sizes are drawn evenly over doublings, 1 to 64 sequences by both laws.
 
-    Lengths and batches are drawn evenly over doublings: 16 to 8192 queries, up to 32,768 keys, 1 to 64 sequences.
-    Heads, heads that share keys and values, head_dim, dtype and mask are drawn evenly of those that models have.
+    ``models``: 16 to 8192 queries, up to 32,768 keys; heads, and those that share keys, evenly of what models have.
+    ``log-uniform``: 1 to 64 heads, of which up to 16 share keys; a quarter of the shapes has 1 to 64 queries over 64 to
+    32,768 keys, the others 16 to 16,384 queries and as many keys. By both, head_dim, dtype and mask are even.
     """
-    source = random.Random(seed)
+    source, shape_of = random.Random(seed), {"models": _of_models, "log-uniform": _log_uniform}[law]
     found: dict[Shape, None] = {}
     while len(found) < count:
-        shape = _shape(source)
+        shape = shape_of(source)
         if shape.flops <= MOST_FLOPS and shape.bytes <= MOST_BYTES:
             found[shape] = None
     return list(found)
 
 
-def _shape(source: random.Random) -> Shape:
-    def log_uniform(least: int, most: int) -> int:
-        return round(math.exp(source.uniform(math.log(least), math.log(most))))
+def _between(source: random.Random, least: int, most: int) -> int:
+    return round(math.exp(source.uniform(math.log(least), math.log(most))))
 
+
+def _of_models(source: random.Random) -> Shape:
     (kind,) = source.choices(list(QUERIES), weights=list(QUERIES.values()))
-    keys = log_uniform(16, 8192) if kind == "all" else log_uniform(512, 32768)
-    queries = keys if kind == "all" else log_uniform(*((1, FEW) if kind == "few" else (FEW, keys)))
+    keys = _between(source, 16, 8192) if kind == "all" else _between(source, 512, 32768)
+    queries = keys if kind == "all" else _between(source, *((1, FEW) if kind == "few" else (FEW, keys)))
     sharing = source.choice((1, 1, 2, 4, 8))
     kv_heads = source.choice((1, 2, 3, 4, 6, 8, 12, 16))
     return Shape(
-        log_uniform(1, 64),
+        _between(source, 1, 64),
         kv_heads * sharing,
         queries,
         source.choice((64, 128)),
@@ -47,3 +49,13 @@ def _shape(source: random.Random) -> Shape:
         kv_heads=kv_heads,
         kv_len=keys,
     )
+
+
+def _log_uniform(source: random.Random) -> Shape:
+    is_few = source.random() < 0.25
+    keys = _between(source, FEW, 32768) if is_few else _between(source, 16, 16384)
+    queries = _between(source, 1, FEW) if is_few else keys
+    batch, heads, most = (_between(source, 1, n) for n in (64, 64, 16))
+    sharing = max(count for count in range(1, most + 1) if heads % count == 0)
+    head_dim, causal, dtype = source.choice((64, 128)), source.random() < 0.5, source.choice(("float16", "bfloat16"))
+    return Shape(batch, heads, queries, head_dim, causal, dtype, kv_heads=heads // sharing, kv_len=keys)

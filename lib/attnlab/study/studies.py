@@ -72,10 +72,11 @@ class Timing(BaseModel, extra="forbid", frozen=True):
 
 
 class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
-    """So many shapes drawn at random by a seed, each on all of these kinds of values."""
+    """So many shapes drawn at random by a seed and a law of `drawn.draw`, each on all of these kinds of values."""
 
     shapes: Annotated[int, Field(ge=1, le=1000)]
     seed: Count
+    law: Literal["models", "log-uniform"] = "models"
     values: Annotated[list[str], Field(min_length=1)] = [kinds.NORMAL]
 
 
@@ -173,7 +174,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
         """The shapes drawn at random, on each of their kinds of values."""
         if self.drawn is None:
             return []
-        plain = drawn.draw(self.drawn.shapes, self.drawn.seed)
+        plain = drawn.draw(self.drawn.shapes, self.drawn.seed, self.drawn.law)
         return [_shape(shape.axes | {"values": kind}, "drawn") for shape in plain for kind in self.drawn.values]
 
     @cached_property

@@ -31,31 +31,42 @@ KINDS = {
     # Q, K and V are standard normal, so that scores have a standard deviation of 1.
     "normal": Kind(),
     # Q is multiplied, so that scores have this standard deviation.
-    "sd": Kind(("2", "4", "6")),
+    "sd": Kind(("2", "4", "6", "12", "24", "60")),
     # The first key attracts every query by so many nats (Xiao et al. 2024, Efficient streaming language models with
     # attention sinks, section 3).
     "sink": Kind(("8", "13"), placed=True),
+    # The key before the last sixteenth attracts every query that sees it by so many nats, after kernels have summed.
+    "late": Kind(("20",), placed=True),
     # Like positions attract, by at most so many nats: D/8 frequencies, from 1 down to 1/10,000 per key, which are those
     # of rotary embeddings (Su et al. 2021, section 3.2.2).
     "positional": Kind(("25",), placed=True),
     # Scores rise or fall evenly over the keys, by so many nats from the first to the last.
     "rising": Kind(("24",), placed=True),
     "falling": Kind(("24",), placed=True),
+    # Scores rise by so many nats from each `TILE` of keys to the next, so that each has a new maximum.
+    "stairs": Kind(("12",), placed=True),
     # Q is multiplied by a factor for each head, from 1/4 to 8, evenly in its logarithm, and by one for each row,
     # log-normal with a deviation of 0.5.
     "scales": Kind(),
     # Each element of Q, K and V is N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, section 4.3).
     "outliers": Kind(),
+    # Each element of Q, K and V is of Student's t distribution with so many degrees of freedom.
+    "student": Kind(("3",)),
     # So much is added to V: its columns have this mean, and the sums over keys grow with the keys.
     "offset": Kind(("1",)),
     # Q, K and V of this layer of a trained model, from a file that tools/capture.py or a user wrote. Columns change
     # their signs at random, those of Q and K alike.
     CAPTURED: Kind(("early", "middle", "late"), placed=True),
+    # Heads of keys, with the queries that share them, take turns through the kinds of `MIXED`, over all batches.
+    "mixture": Kind(placed=True),
     # Q and K are zeros, and V holds one number a column: the effect of power alone (He 2024, Strangely, matrix
     # multiplications on GPUs run faster when given “predictable” data).
     "zeros": Kind(),
 }
 NORMAL, ZEROS = "normal", "zeros"
+TILE = 64
+"""The keys of a step of `stairs`."""
+MIXED = ("normal", "sd 6", "sd 24", "stairs 12", "student 3", "rising 24")
 STANDARD = tuple(f"{name} {word}".strip() for name, kind in KINDS.items() for word in kind.stated)
 """The values that ``values: all`` in a study stands for."""
 ALL = "all"
@@ -72,7 +83,8 @@ def split(values: str) -> tuple[str, str]:
     name, blank, word = values.partition(" ")
     if name in KINDS:
         takes = KINDS[name].stated != ("",)
-        if (_LAYER if name == CAPTURED else _AMOUNT).fullmatch(word) if takes else not blank:
+        fits = (_LAYER if name == CAPTURED else _AMOUNT).fullmatch(word) if takes else not blank
+        if fits and not (name == "student" and not float(word)):  # there is no t distribution of 0 degrees
             return name, word
     raise ValueError(f"unknown values {values!r}; known are {', '.join(STANDARD)}, or other amounts")
 

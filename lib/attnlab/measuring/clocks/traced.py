@@ -12,13 +12,14 @@ from torch.profiler import ProfilerActivity, profile
 from attnlab.base.errors import UserError
 from attnlab.measuring.instruments import inspection
 from attnlab.measuring.instruments.tool import SEPARATOR
+from attnlab.runs.schema import MEMSET
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """For how long anything ran on the device, and the time from its first start to its last end.
+    """For how long kernels ran on the device, without memsets, and the time from the first start to the last end.
 
     Where two kernels ran at a time, that time counts once: one that is launched early waits for the one before it
     within its own duration (programmatic dependent launch).
@@ -104,7 +105,7 @@ def _pieces(events: list[Any]) -> Iterator[Piece]:
 def _piece(events: list[Any]) -> Piece:
     begin_ns = end_ns = events[0].start_ns()
     busy_ns = 0
-    for event in events:
+    for event in (event for event in events if not event.name().startswith(MEMSET)):
         busy_ns += max(event.end_ns() - max(event.start_ns(), end_ns), 0)
         end_ns = max(end_ns, event.end_ns())
-    return Piece(busy_ns / 1e3, (end_ns - begin_ns) / 1e3)
+    return Piece(busy_ns / 1e3, (max(event.end_ns() for event in events) - begin_ns) / 1e3)

@@ -37,7 +37,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.tuning import TileChoice, Tuning
 
 ROUNDS = 9
-VALUES = ("normal", "sd 6", "rising 24")
+VALUES = ("normal", "sd 6", "stairs 12")
 """Values on which a kernel that goes by the scores may take long: besides normal ones, maxima that jump or rise."""
 SEQ_LENS = (56, 80, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there; and one for a little over 64."""

@@ -91,8 +91,8 @@ class Windows:
         return tuple(found)
 
     def draw(self, seed: int, kind: str = "") -> None:
-        """Overwrite all of it with the shape's values, with other values that aren't captured, or one of
-        `schema.EXTREMES`."""
+        """Overwrite all of it with the shape's values, with others that are neither captured nor a mixture, or with one
+        of `schema.EXTREMES`."""
         self._kind = kind or self.shape.values
         generator = torch.Generator(self.memory[0].device).manual_seed(seed)
         for memory in self.memory:

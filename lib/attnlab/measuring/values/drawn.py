@@ -12,13 +12,15 @@ from torch import Tensor
 
 from attnlab.measuring.values import captured
 from attnlab.study.shapes import Shape
-from attnlab.study.values import CAPTURED, placed, split
+from attnlab.study.values import CAPTURED, MIXED, TILE, placed, split
 
 # Deviation of the logarithm of a row's factor; exponents of a head's, the smallest and how far the largest is above it.
 ROWS, HEADS = 0.5, (-2.0, 5.0)
 OUTLIERS, OUTLIER = 1e-3, 10.0
 MOST_CAPTURED = 4
 """The most heads of a captured layer that are drawn together."""
+STAIR = 4
+"""The number in K by which tiles differ. It and its multiples are exact in 16 bits: up to 512 tiles in bfloat16."""
 SLOWEST = 10_000
 """The lowest frequency of `positional` is 1 over this, in radians per key, or above."""
 
@@ -48,19 +50,22 @@ class Memory:
 def structured(values: str, head_dim: int) -> int:
     """In how many of the first columns of Q and K the kind lies; in these, signs can't be changed independently."""
     name = split(values)[0]
-    return {"sink": 1, "rising": 1, "falling": 1, "positional": head_dim // 8 * 2, CAPTURED: head_dim}.get(name, 0)
+    columns = dict.fromkeys(("sink", "late", "rising", "falling", "stairs", "mixture"), 1)
+    return (columns | {"positional": head_dim // 8 * 2, CAPTURED: head_dim}).get(name, 0)
 
 
 def step(shape: Shape, device: torch.device) -> int:
     """By how many heads of K and V one window of the inputs may lie further on than another.
 
-    Q and K of a captured head belong together, and it is there again after so many. By token, a head further on may be
-    a token further on: where places matter there is one window only, and the step is 0.
+    Q and K of a captured head belong together, and it is there again after so many; likewise the kinds of a mixture.
+    By token, a head further on may be a token further on: where places matter there is one window only, and the step
+    is 0.
 
     Raises:
         Unsupported: what was captured doesn't do for this shape.
     """
-    together = _together(shape, device) if split(shape.values)[0] == CAPTURED else 1
+    name = split(shape.values)[0]
+    together = _together(shape, device) if name == CAPTURED else len(MIXED) if name == "mixture" else 1
     return 0 if placed(shape.values) and shape.layout == "tokens first" else together
 
 
@@ -76,13 +81,17 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
     match name:
         case "sd":
             queries.mul_(float(word))
-        case "sink":
+        case "sink" | "late":
             height = _height(shape, word)
-            memory.impose(1, height, height * (places == 0))
+            at = 0 if name == "sink" else shape.kv_len - 1 - shape.kv_len // 16
+            memory.impose(1, height, height * (places == at))
         case "rising" | "falling":
             height = _height(shape, word)
             along = places / max(1, shape.kv_len - 1) - 0.5
             memory.impose(1, height, (height if name == "rising" else -height) * along)
+        case "stairs":  # even steps by the middle of the keys, where sums of float32 have the most digits
+            tiles = places // TILE - shape.kv_len // TILE // 2
+            memory.impose(1, _height(shape, word) ** 2 / STAIR, STAIR * tiles)
         case "positional":
             count = shape.head_dim // 8
             frequencies = SLOWEST ** (-torch.arange(count, device=device) / count)
@@ -99,6 +108,14 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
             for tensor in memory.tensors:
                 far = torch.empty_like(tensor).normal_(0, OUTLIER, generator=memory.generator)
                 tensor.add_(far.mul_(torch.empty_like(tensor).bernoulli_(OUTLIERS, generator=memory.generator)))
+        case "student":
+            half = float(word) / 2
+            for tensor in memory.tensors:
+                chi2 = torch._standard_gamma(torch.full(tensor.shape, half, device=device), memory.generator)
+                limits = torch.finfo(tensor.dtype)
+                tensor.copy_((tensor / chi2.div_(half).sqrt_()).clamp_(limits.min, limits.max))
+        case "mixture":
+            _mix(shape, memory)
         case "offset":
             kept.add_(float(word))
         case "zeros":
@@ -107,6 +124,20 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
             kept.copy_(kept[:1, :1].expand_as(kept).clone())
         case _ if name == CAPTURED:
             _make_captured(shape, memory, word)
+
+
+def _mix(shape: Shape, memory: Memory) -> None:
+    """Heads of K and V, with the heads of Q that share them, take turns through the kinds of `MIXED`."""
+    of_queries, of_keys = memory.heads
+    kv_heads = (of_queries // (shape.heads // shape.kv_heads), of_keys, of_keys[: len(memory.tensors[2])])
+    for turn, kind in enumerate(MIXED):
+        chosen = [of % len(MIXED) == turn for of in kv_heads]
+        heads = of_queries[chosen[0]], of_keys[chosen[1]]
+        queries, keys = (at if len(at) == 1 else at[its] for at, its in zip(memory.places, chosen, strict=False))
+        parts = [tensor[its] for tensor, its in zip(memory.tensors, chosen, strict=True)]
+        make(kind, shape, Memory(parts, heads, (queries, keys), memory.generator))
+        for tensor, its, part in zip(memory.tensors, chosen, parts, strict=True):
+            tensor[its] = part
 
 
 def _make_captured(shape: Shape, memory: Memory, word: str) -> None:
