@@ -156,7 +156,7 @@ shown(fastest(few), f"The fastest at every shape of {decode}.", "bandwidth_gbs")
 # ## FP8
 #
 # Speedups of kernels on e4m3 inputs over `kernel.best` in 16 bits. `quantizing` includes rounding Q, K and V. `rotated`
-# rotates Q and K first. The table has RMS errors against float64 of the unrounded values, over that of `kernel.best`.
+# rotates Q and K first. The table has RMS errors against float64 of the unrounded values, over those of `kernel.best`.
 
 # %% tags=["published"]
 eight = al.load(fp8)
@@ -165,6 +165,7 @@ faster = al.where(al.compare(eight.samples, "kernel.best"), **goal)
 al.plot.heatmap(faster.pivot(index="candidate", columns="values", values="speedup"))
 
 # %% tags=["published"]
-errors = al.where(eight.checks, **{axis: goal[axis] for axis in AXES if axis in goal})
-errors = errors.pivot_table(index="implementation", columns="values", values="drawn_rms_error", aggfunc="mean")
-al.table(errors.loc[faster.candidate.unique()] / errors.loc["kernel.best"], "RMS error over that of kernel.best.")
+errors = al.compare_errors(eight.checks, "kernel.best")
+errors = al.where(errors, **{axis: goal[axis] for axis in AXES if axis in goal})
+errors = errors.pivot(index="candidate", columns="values", values="rms_ratio")
+al.table(errors.loc[faster.candidate.unique()], "RMS error over that of kernel.best.")

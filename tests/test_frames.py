@@ -1,5 +1,6 @@
 """Frames of runs against what was inferred before they were written, frames of users, and what is refused."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from attnlab.frames import AXES, TIMING
 from attnlab.runs import schema
 from attnlab.study.drawn import draw
 from attnlab.study.studies import Drawn
+from attnlab.study.shapes import Shape
 
 RUNS = {"h200-2026-11-28-main": 0, "h100-2026-11-26": 1, "h200-2026-11-28-decode": 0, "cpu-2026-11-29": 0}
 """The runs of golden/, and how many of the decisions below differ from it.
@@ -155,6 +157,40 @@ def test_every_drawn_shape_is_shown_with_its_losses_and_without_a_latency():
     assert "did you mean 'kernel.best'?" in told(lambda: frames.drawn(run, "kernel.bets"))
 
 
+def test_errors_are_over_the_baselines_at_the_same_shape_without_zeros_and_failed_cases():
+    rows = [
+        ("theirs", "normal", 3e-4, 1e-3, True),  # two checks of a case
+        ("theirs", "normal", 4e-4, 2e-3, True),
+        ("mine", "normal", 6e-4, 5e-3, True),
+        ("mine", "normal", 8e-4, 1e-3, True),
+        ("mine", "normal", None, 1.0, True),  # an extreme
+        ("theirs", "sd 6", 1e-4, 1e-3, True),
+        ("mine", "sd 6", 8e-4, 1e-3, True),
+        ("third", "sd 6", 2e-4, 2e-3, True),
+        ("third", "normal", 1e-4, 1e-3, True),
+        ("third", "normal", math.inf, math.inf, False),
+        ("control.theirs", "sd 6", 9e-4, 1e-3, True),
+        ("theirs", "zeros", 0.0, 0.0, True),
+        ("mine", "zeros", 0.0, 0.0, True),
+        ("mine", "sd 2", 1e-4, 1e-3, True),  # on which theirs was not checked
+    ]
+    checks = pd.DataFrame(rows, columns=["implementation", "values", "drawn_rms_error", "drawn_max_error", "passed"])
+    checks["drawn_rms_error"] = checks["drawn_rms_error"].astype("Float64")
+    found = frames.compare_errors(
+        checks.assign(**{axis: value for axis, value in Shape(1, 2, 64, 64).axes.items() if axis != "values"}), "theirs"
+    )
+    by_values = found.set_index(["candidate", "values"])
+    assert by_values["rms_ratio"].to_dict() == pytest.approx(
+        {("mine", "normal"): 2, ("mine", "sd 6"): 8, ("third", "sd 6"): 2}
+    )
+    assert by_values["max_ratio"].to_list() == pytest.approx([2.5, 1, 2])
+    assert by_values["rms_error"]["mine", "normal"] == pytest.approx(math.sqrt(50) * 1e-4)
+    worst = frames.worst(found, AXES, "rms_ratio").set_index("candidate")
+    assert worst["values"].to_dict() == {"mine": "sd 6", "third": "sd 6"}
+    assert worst["mean"].to_dict() == pytest.approx({"mine": 4, "third": 2})
+    assert worst["lacking"].to_list() == [0, 1]
+
+
 # What is refused
 
 
@@ -166,6 +202,7 @@ def test_every_drawn_shape_is_shown_with_its_losses_and_without_a_latency():
         (lambda s: frames.where(s, implementation="mien"), "did you mean 'mine'?"),
         (lambda s: frames.where(s[30:], seq_len=64, implementation="mine"), "no row has implementation='mine'"),
         (lambda s: frames.compare(s, "their"), "no sample is of 'their'; did you mean 'theirs'?"),
+        (lambda s: frames.compare_errors(s, "their"), "no sample is of 'their'; did you mean 'theirs'?"),
         (lambda s: frames.control(s, "theirs"), "theirs was not measured against itself"),
         (lambda s: frames.summarize(s.drop(columns="seq_len")), "there is no column 'seq_len'"),
         (lambda s: frames.summarize(s.assign(latency_us=0.0)), "not positive numbers"),

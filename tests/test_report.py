@@ -178,7 +178,7 @@ def test_the_report_reads_on_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_program", lambda: "")
     outputs = without_code(report.render("cpu-2026-11-29", ["report"]).read_text())
     assert len(re.findall('<figure><svg role="img" aria-label="Lines of ', outputs)) == 2
-    assert outputs.count("<caption") == 4
+    assert outputs.count("<caption") == 5
     assert "H200" not in outputs
     assert 'role="alert"' not in outputs
 

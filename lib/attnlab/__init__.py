@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from attnlab import plot, stats
     from attnlab.base import paths
     from attnlab.explorer import explore
-    from attnlab.frames import compare, compare_runs, control, load, summarize, target, where, worst
+    from attnlab.frames import compare, compare_errors, compare_runs, control, load, summarize, target, where, worst
     from attnlab.measurement import check, measure
     from attnlab.measuring.fp8.quantize import quantize
     from attnlab.measuring.subjects.handles import kernel, peer, sdpa
@@ -33,7 +33,7 @@ _HOMES = {
     "measurement": ["check", "measure"],
     "measuring.subjects.handles": ["kernel", "peer", "sdpa"],
     "study.studies": ["sweep"],
-    "frames": ["compare", "compare_runs", "control", "load", "summarize", "target", "where", "worst"],
+    "frames": ["compare", "compare_errors", "compare_runs", "control", "load", "summarize", "target", "where", "worst"],
     "serving.attention": ["attention"],
     "measuring.fp8.quantize": ["quantize"],
     "serving.attend": ["attend"],
@@ -47,10 +47,10 @@ MODULES = {"paths", "plot", "stats"}
 """Names that are modules."""
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["Shape", "__version__"]
-__all__ += ["add_floor", "add_work", "attend", "attention", "check", "clocks", "compare", "compare_runs", "control"]
-__all__ += ["counters", "explore", "holds", "kernel", "load", "measure", "paths", "peer", "plot", "quantize"]
-__all__ += ["register", "sdpa", "statement", "stats", "summarize", "sweep", "table", "target", "tune", "where"]
-__all__ += ["with_interval", "worst"]
+__all__ += ["add_floor", "add_work", "attend", "attention", "check", "clocks", "compare", "compare_errors"]
+__all__ += ["compare_runs", "control", "counters", "explore", "holds", "kernel", "load", "measure", "paths", "peer"]
+__all__ += ["plot", "quantize", "register", "sdpa", "statement", "stats", "summarize", "sweep", "table", "target"]
+__all__ += ["tune", "where", "with_interval", "worst"]
 
 
 def __getattr__(name: str) -> Any:

@@ -344,26 +344,31 @@ def _judged(judge: Callable[..., Any], base: _Taken, other: _Taken, **options: A
     return judge(base.blocks, other.blocks, tick=tick, paired=paired, **options)
 
 
-def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values") -> pd.DataFrame:
+def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values", of: str = "speedup") -> pd.DataFrame:
     """Per candidate, shape and timing the row of `compare` with the least speedup over an axis (`values`, say).
 
     A claim holds for the worst. Zeros are left out next to other values: no program computes attention over them. More
-    columns: `n`, on how many values of the axis the candidate was timed; `highest`, its largest speedup; `lacking`, on
-    how many values others were timed and it was not.
+    columns: `n`, on how many values of the axis the candidate was timed; `mean`, the geometric mean of its speedups;
+    `highest`, the largest; `lacking`, on how many values others were timed and it was not.
+
+    Args:
+        of: `speedup`, or a ratio of `compare_errors`, whose largest is its worst.
 
     Raises UserError: no such column.
     """
     over = [over] if isinstance(over, str) else list(over)
-    for name in over:
+    for name in (*over, of):
         require_column(name, verdicts.columns)
-    place = [name for name in ["baseline", *AXES, *TIMING] if name not in over]
+    place = [name for name in ["baseline", *AXES, *TIMING] if name not in over and name in verdicts]
     judged = verdicts
     if "values" in over:
         is_judged = verdicts["values"] != ZEROS
         others = is_judged.groupby([verdicts[name] for name in place], sort=False).transform("any")
         judged = verdicts[is_judged | ~others]
-    groups = judged.groupby(["candidate", *place], sort=False)["speedup"]
-    found = judged.loc[groups.idxmin()].assign(n=groups.size().to_numpy(), highest=groups.max().to_numpy())
+    groups = judged.groupby(["candidate", *place], sort=False)[of]
+    means = groups.agg(lambda ratios: np.exp(np.log(ratios).mean())).to_numpy()
+    found = judged.loc[groups.idxmin() if of == "speedup" else groups.idxmax()]
+    found = found.assign(n=groups.size().to_numpy(), mean=means, highest=groups.max().to_numpy())
     at = judged[[*place, *over]].drop_duplicates().groupby(place, sort=False).size().rename("lacking")
     found = found.merge(at.reset_index(), on=place, how="left")
     return found.assign(lacking=found["lacking"] - found["n"])
@@ -418,6 +423,29 @@ def summarize_drawn(rows: pd.DataFrame) -> pd.DataFrame:
         row |= {"speedup": np.exp(np.log(ratio).mean()), "least": ratio.min(), "losses": int((ratio < 1).sum())}
         found.append(row | {"total": both[f"{over}_us"].sum() / both["us"].sum() if len(both) else np.nan})
     return pd.DataFrame(found)
+
+
+def compare_errors(checks: pd.DataFrame, baseline: str = "sdpa.cudnn") -> pd.DataFrame:
+    """A row per candidate and shape: its errors against float64, over those of the baseline.
+
+    Columns: candidate, baseline, AXES; rms_error, over all checks on the timed values; max_error, the largest of these
+    checks; rms_ratio and max_ratio, over the baseline's. No row has zeros, a case that failed a check, or a case of an
+    older run whose checks lack `drawn_rms_error`.
+
+    Raises UserError: the baseline was not checked.
+    """
+    require_implementation(checks, baseline)
+    measures = ["rms_error", "max_error"]
+    taken = checks.assign(rms_error=checks["drawn_rms_error"] ** 2, max_error=checks["drawn_max_error"])
+    taken = taken[taken.groupby(CASE)["passed"].transform("all") & (taken["values"] != ZEROS)]
+    taken = taken[~taken["implementation"].map(implementations.is_control).astype(bool)].dropna(subset=measures)
+    errors = taken.groupby(CASE, sort=False).agg({"rms_error": "mean", "max_error": "max"}).astype(float)
+    errors = errors.assign(rms_error=errors["rms_error"] ** 0.5).reset_index("implementation", names="candidate")
+    is_baseline = errors["candidate"] == baseline
+    base = errors.loc[is_baseline & (errors["max_error"] > 0), measures]
+    errors = errors[~is_baseline].join(base, rsuffix="_base", how="inner").reset_index()
+    ratios = {f"{name[:3]}_ratio": errors[name] / errors[f"{name}_base"] for name in measures}
+    return errors.assign(baseline=baseline, **ratios)[["candidate", "baseline", *AXES, *measures, *ratios]]
 
 
 def compare_runs(before: schema.Run, after: schema.Run) -> pd.DataFrame:

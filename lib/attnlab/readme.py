@@ -17,6 +17,7 @@ from attnlab.study.ladder import BEST, PREFIX, Recorded
 from attnlab.tables import markdown, with_interval
 
 WARM = {"clock": "device", "cache": "warm"}
+PLAIN = {"direction": "forward", "layout": "heads first", "lengths": "equal"}
 SHAPE = ["batch", "heads", "kv_heads", "seq_len", "kv_len", "head_dim", "causal", "dtype"]
 
 
@@ -51,7 +52,7 @@ def update(name: str) -> list[Path]:
 def _cases(run: Run) -> pd.DataFrame:
     is_shown = run.samples["implementation"].str.match(r"(sdpa|peer)\.|kernel\.best$")
     cases = frames.summarize(run.samples[is_shown & frames.is_equal(run.samples, WARM)])
-    return cases[(cases["direction"] == "forward") & (cases["layout"] == "heads first") & (cases["lengths"] == "equal")]
+    return cases[frames.is_equal(cases, PLAIN)]
 
 
 def _picture(run: Run) -> bytes:
@@ -67,31 +68,39 @@ def _picture(run: Run) -> bytes:
 
 
 def _results(run: Run) -> str:
-    """A row for each shape: SDPA, the fastest other package and our kernel, on normal and on the worst values."""
+    """A row for each shape: SDPA, the fastest other package and our kernel, with their worst speedup and errors."""
     cases = _cases(run)
     is_normal = (cases["values"] == "normal") & (cases["scale"] == 0)
     wide = cases[is_normal].pivot_table(index=SHAPE, columns="implementation", values="median_us", sort=False)
     peers = [name for name in wide if name.startswith("peer.")]
     is_pair = run.samples["implementation"].isin(["sdpa.auto", BEST])
     worst = frames.worst(frames.compare(run.samples[is_pair & frames.is_equal(run.samples, WARM)], "sdpa.auto"))
-    worst = with_interval(worst[(worst["layout"] == "heads first") & (worst["direction"] == "forward")], "speedup")
+    worst = with_interval(worst[frames.is_equal(worst, PLAIN)], "speedup")
     rows = wide.reset_index().merge(worst[[*SHAPE, "values", "n", "speedup"]].drop_duplicates(SHAPE), on=SHAPE)
     rows = rows[(rows["n"] > 1) | (rows["dtype"] == "bfloat16") & rows["seq_len"].isin([1, 2048, 4096, 16384])]
     fastest = rows[peers].idxmin(axis=1).where(rows[peers].notna().any(axis=1))
+    errors = frames.compare_errors(run.checks[frames.is_equal(run.checks, PLAIN)])
+    largest = errors.groupby([*SHAPE, "candidate"])["rms_ratio"].max().map("{:.2f}".format)
+    theirs, own = (largest.reindex(pd.MultiIndex.from_frame(rows[SHAPE].assign(of=of))).array for of in (fastest, BEST))
+    ours = frames.worst(errors, frames.AXES, "rms_ratio").set_index("candidate").loc[BEST]
     words = [f"{n}: {values}" if n > 1 else values for n, values in zip(rows["n"], rows["values"], strict=True)]
     columns = {
         "B, H, S, D": [_shape_words(row) for row in rows.to_dict("records")],
         "SDPA (µs)": rows["sdpa.auto"].map("{:,.1f}".format),
         "fastest other (µs)": rows[peers].min(axis=1).map("{:,.1f}".format) + " " + fastest.fillna(""),
+        "its error / cuDNN's": theirs,
         "kernel.best (µs)": rows[BEST].map("{:,.1f}".format),
+        "error / cuDNN's": own,
         "over SDPA, worst values": rows["speedup"],
         "worst of": words,
     }
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
     alt = "Throughput over the sequence length at head dimension 128, with and without the causal mask"
     legend = (
-        f"*{about}, run `{run.name}`: device clock, warm cache, bfloat16, 16,384 tokens. Below: medians on "
-        "normal values; the speedup is that on the input distribution where it is least, with its 95 % interval.*"
+        f"*{about}, run `{run.name}`: device clock, warm cache, bfloat16, 16,384 tokens. Below: medians on normal "
+        "values; the speedup with its 95 % interval, and RMS errors, on the input distribution where each is worst. "
+        f"Over all {ours['n']} cases the error of `{BEST}` is {ours['mean']:.2f}x that of cuDNN in the geometric "
+        f"mean, and {ours['rms_ratio']:.2f}x at the worst ({ours['values']}, {ours['dtype']}).*"
     )
     return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n{markdown(pd.DataFrame(columns))}"
 

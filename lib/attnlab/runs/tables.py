@@ -140,7 +140,7 @@ CHECKS = _table(
     _error("framework_mean_error", "of the same"),
     _error("allowed_max_error", "the check's limit; empty in converted runs", empty=True),
     _error("allowed_mean_error", "the check's limit", empty=True),
-    _error("drawn_rms_error", "root mean square error of O before inputs were rounded", empty=True),
+    _error("drawn_rms_error", "RMS error of O against float64 of the values as drawn", empty=True),
     _error("drawn_max_error", "largest such error", empty=True),
     _whole("differing", "elements that differ between runs on the same inputs", empty=True),
     _flag("passed", "the check passed"),

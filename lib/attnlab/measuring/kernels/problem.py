@@ -69,7 +69,10 @@ class Problem(ctypes.Structure):
     _fields_ = (
         ("batch", ctypes.c_int),
         *((name, Divisor) for name in ("heads", "sharing", "items")),
-        *((name, ctypes.c_int) for name in ("queries", "keys", "earlier", "last_key", "joined", "head_step", "row_step")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("queries", "keys", "earlier", "last_key", "joined", "head_step", "row_step")
+        ),
         ("scale", ctypes.c_float),
         *((name, Divisor) for name in ("section", "section_items", "rest", "shares", "ctas")),
         *((name, ctypes.c_int) for name in ("whole", "step")),
