@@ -46,12 +46,16 @@ lazy(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, c
     using W = Window<T>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<SharedStorage<P>*>(memory);
-    constexpr int ONES = P::COLUMNS == 1 ? sizeof(smem.ones) / 4 : KEYS * 128 / 4;  // pairs, in each of so many places
-    for (int i = threadIdx.x; P::ONES && i < (P::COLUMNS == 1 ? 1 : STAGES) * ONES; i += 128 * (1 + CONSUMERS)) {
-        unsigned char* place = P::COLUMNS == 1 ? reinterpret_cast<unsigned char*>(smem.ones) : smem.ring[i / ONES] + 2 * P::TILE_BYTES;
-        reinterpret_cast<unsigned*>(place)[i % ONES] = pack<T>(1, 1);
+    // In one loop for both, the compiler computes the addresses of all operands anew in each tile.
+    if (P::ONES && P::COLUMNS == 1 && threadIdx.x < 128) {
+        for (int i = 0; i < 8; ++i) (&smem.ones[0][0])[8 * threadIdx.x + i] = pack<T>(1, 1);
+        publish_to_tma();
     }
-    publish_to_tma();
+    if (P::ONES && P::COLUMNS > 1) {
+        for (int i = threadIdx.x; i < STAGES * KEYS * 32; i += 128 * (1 + CONSUMERS))
+            reinterpret_cast<unsigned*>(smem.ring[i / (KEYS * 32)] + 2 * P::TILE_BYTES)[i % (KEYS * 32)] = pack<T>(1, 1);
+        publish_to_tma();
+    }
     init_barriers<P, CAUSAL>(smem, problem);
     if (threadIdx.x < 128) return produce<P, CAUSAL>(smem, q, k, v, problem);
 

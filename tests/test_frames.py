@@ -14,8 +14,8 @@ from attnlab.base import paths
 from attnlab.frames import AXES, TIMING
 from attnlab.runs import schema
 from attnlab.study.drawn import draw
-from attnlab.study.studies import Drawn
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import Drawn
 
 RUNS = {"h200-2026-11-28-main": 0, "h100-2026-11-26": 1, "h200-2026-11-28-decode": 0, "cpu-2026-11-29": 0}
 """The runs of golden/, and how many of the decisions below differ from it.

@@ -60,10 +60,11 @@ class Problem(ctypes.Structure):
     """Batch, heads and lengths, and the schedule of a persistent kernel's work items.
 
     `sharing` heads have the same K and V, and a head has `items` work items. Where those have one block of queries
-    each, they count as one head: its blocks are those of `joined` others, `head_step` apart, and see all keys; elsewhere
-    its blocks are `row_step` apart. `last_key` is the last that a head's first query sees. Under the mask, items are scheduled in
-    sections of `section` heads, `rest` in the last one. Without it, each after the first `whole` is split into
-    `shares`, and from round to round each of the `ctas` CTAs moves on by `step`.
+    each, they count as one head: its blocks are those of `joined` others, `head_step` apart, and see all keys.
+    Elsewhere its blocks are `row_step` apart. `last_key` is the last that a head's first query sees.
+
+    Under the mask, items are scheduled in sections of `section` heads, `rest` in the last one. Without it, each after
+    the first `whole` is split into `shares`, and from round to round each of the `ctas` CTAs moves on by `step`.
     """
 
     _fields_ = (
@@ -106,7 +107,7 @@ class Problem(ctypes.Structure):
 
 
 def heads_joined(q: Tensor, kv_heads: int, tile: Tile) -> int:
-    """How many heads of queries count as one: those that share K and V, if a head is one block and an item is several."""
+    """How many heads of Q count as one: those that share K and V, if a head is one block and an item is several."""
     return q.shape[1] // kv_heads if q.shape[2] <= tile.box < tile.rows else 1
 
 
