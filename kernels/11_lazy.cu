@@ -4,7 +4,7 @@
 //         as floats, whose range of 2^127 holds what fp16's of 2^16 doesn't. Whether one rose above 2^15 (2^60 for bf16),
 //         the largest of their bits tells, three integers an instruction, and one vote of the warp: no shuffles, and no
 //         exponential waits. Only then are the tile and O multiplied by a power of two, so that the largest probability is
-//         2^-4 (2^-90) again; nothing is computed twice, but where a score rose by more than 2^118. Two tiles in a row that rose
+//         2^-4 (2^-60) again; nothing is computed twice, but where a score rose by more than 2^118. Two tiles in a row that rose
 //         are followed by exact ones; so is a first tile whose scores are too far apart. V has columns of ones, so that the
 //         product sums the rounded probabilities: one wgmma of 72 columns at D = 64 and of 136 at D = 128. At D = 256 registers
 //         add them.
@@ -22,7 +22,7 @@ template <> struct Window<__half> {
     static constexpr int BEGIN = 4, MOST = 15, OVERFLOW = 118, TIMES = 1;
 };
 template <> struct Window<__nv_bfloat16> {
-    static constexpr int BEGIN = 90, MOST = 60, OVERFLOW = 118, TIMES = 2;
+    static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2;
 };
 constexpr int CALM = 3;  // exact tiles without a rise that end a job's exact beginning
 

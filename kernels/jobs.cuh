@@ -195,7 +195,8 @@ template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int co
     asm volatile("bar.arrive %0, 256;" ::"r"(5 + next) : "memory");
 }
 
-// Which passes a CTA takes: CTAs take one each, round by round. Without the mask, the passes of the last round are split into
+// Which passes a CTA takes: CTAs take one each, round by round. Heads that share K and V and have one block of queries each
+// count as one head with as many blocks, so that no consumer of a pass is left without a job. Without the mask, the passes of the last round are split into
 // shares, as far as there are CTAs. Under the mask heads are scheduled in sections, the longest passes of each first.
 template <typename P, bool CAUSAL> struct TileScheduler {
     Problem problem;
