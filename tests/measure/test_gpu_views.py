@@ -4,6 +4,7 @@ import importlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 import torch
@@ -200,6 +201,33 @@ def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, by_table, named, req
     for given in ((odd, odd, odd), (odd, even, even), (even, odd, odd), (wide, less_wide, wide), (even, wide, even)):
         output = attnlab.attend(*(tensor.detach().requires_grad_(requires_grad) for tensor in given))
         assert Gate(given, False).check(output.detach()).passed
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("values", ["normal", "sd 60", "stairs 12"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_v_of_any_size_is_averaged_as_well(head_dim, values, causal):
+    # In bf16 probabilities reach from 2^-60 to 2^60: products with V have to stay within a float.
+    q, k, v = inputs.draw(Shape(2, 6, 1000, head_dim, causal, "bfloat16", values=values), 1, GPU)
+    kernel = rungs.of(ladder.rung("kernel.lazy"))
+    expected = kernel(q, k, v, causal)
+    for size in (2.0**-40, 2.0**40):
+        assert torch.equal(kernel(q, k, v * size, causal), expected * size)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 17, 63, 64])
+def test_heads_of_one_block_that_share_keys_have_the_bits_of_heads_apart(queries, causal):
+    kernel = rungs.of(ladder.rung("kernel.lazy"))
+    for head_dim, (batch, heads, kv_heads, keys) in product(
+        (64, 128), [(1, 4, 1, 777), (3, 12, 4, 130), (2, 10, 2, 3000)]
+    ):
+        axes = {"kv_heads": kv_heads, "kv_len": keys, "layout": "tokens first"}
+        q, k, v = inputs.draw(Shape(batch, heads, queries, head_dim, causal, "float16", **axes), 1, GPU)
+        alone = [
+            kernel(q[:, i : i + 1], *(x[:, i * kv_heads // heads, None] for x in (k, v)), causal) for i in range(heads)
+        ]
+        assert torch.equal(kernel(q, k, v, causal), torch.cat(alone, dim=1))
 
 
 def test_steps_of_a_model_after_a_static_cache_are_those_of_its_own_sdpa(monkeypatch):
