@@ -40,5 +40,5 @@ def test_the_study_by_which_attend_chooses_holds_no_drawn_shape_in_its_grid():
     swept = set(study.swept_shapes)
     assert len(study.drawn_shapes) == 400
     assert not swept & set(study.drawn_shapes)
-    assert {shape.head_dim for shape in swept} == {64, 128}
+    assert {shape.head_dim for shape in swept} == {64, 128, 256}
     assert isinstance(study.target_shape, Shape)
