@@ -76,8 +76,15 @@ def _refused(implementation, shape, kind, seed):
 
 
 @pytest.mark.parametrize(("causal", "seq_len"), [(True, 300), (False, 640)])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("one", [one for one in ladder.load() if one.parameters == "problem"], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("one", "head_dim"),
+    [
+        pytest.param(one, head_dim, id=f"{one.name}-{head_dim}")
+        for one in ladder.load()
+        for head_dim in sorted({tile.head_dim for tile in one.tiles})
+        if one.parameters == "problem"
+    ],
+)
 def test_every_tile_repeats_itself_while_copies_keep_the_memory_busy(one, head_dim, causal, seq_len):
     # At these lengths, consumers of a pipeline have less to do than others and skip tiles, which then come late.
     shape = Shape(32, 8, seq_len, head_dim, causal, "float16")
@@ -340,6 +347,21 @@ def test_the_best_runs_what_the_tuning_names(two):
     cuda_events.capture(case, torch.cuda.graph_pool_handle())
     case.one.graph.replay()
     assert Gate(case.windows[0], False).check(case.one.output).passed
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"causal": True, "kv_heads": 2, "layout": "tokens first"},
+        {"seq_len": 1, "kv_len": 3000},
+        {"causal": True, "kv_len": 777},
+    ],
+)
+def test_the_best_at_head_dim_256_is_lazy(axes):
+    shape, best = Shape(2, 8, 300, 256, dtype="bfloat16").resized(**axes), registry.find("kernel.best")
+    served(best.call, shape)
+    assert ran(best, shape).startswith("lazy<__nv_bfloat16, 256")
 
 
 def test_tuning_chooses_among_the_tiles_of_this_ladder(two, monkeypatch):

@@ -1,5 +1,7 @@
 """Tuning without a GPU: who is a candidate, who is left out, and what is written. With one: test_gpu_kernels.py."""
 
+from itertools import product
+
 import ladders
 import pytest
 import torch
@@ -142,3 +144,5 @@ def test_no_study_and_no_published_run_has_a_shape_that_is_tuned_on():
     assert measured
     assert not measured & set(tune.SHAPES)
     assert len(set(tune.SHAPES)) == len(tune.SHAPES)
+    tuned = {(shape.head_dim, shape.causal, shape.seq_len < shape.kv_len) for shape in tune.SHAPES}
+    assert tuned == set(product((64, 128, 256), (False, True), (False, True)))

@@ -17,10 +17,11 @@ def test_a_seed_draws_the_same_shapes_each_time_and_more_of_them_begin_with_thes
 def test_the_sample_that_is_published_is_drawn_by_the_law_that_is_stated():
     shapes = studies.load("drawn").drawn_shapes
     assert len(shapes) == 200
-    assert shapes[1].label == "(7, 2, 21, 128) bfloat16, 1 KV head"
+    assert shapes[1].label == "(20, 5, 5448, 128) bfloat16, causal"
     assert 0.15 < sum(shape.seq_len < shape.kv_len for shape in shapes) / 200 < 0.35
     for trait in ("causal", "dtype", "head_dim"):
         assert 0.4 < sum(getattr(shape, trait) in (True, "float16", 64) for shape in shapes) / 200 < 0.6
+    assert 0.05 < sum(shape.head_dim == 256 for shape in shapes) / 200 < 0.15
     for size, most in (("batch", 64), ("heads", 64)):  # half of them below the middle of the doublings
         assert 0.35 < sum(getattr(shape, size) <= most**0.5 for shape in shapes) / 200 < 0.65
     assert all(shape.heads / shape.kv_heads <= 16 and max(1, shape.kv_len // 2048) <= 16 for shape in shapes)
@@ -40,5 +41,5 @@ def test_the_study_by_which_attend_chooses_holds_no_drawn_shape_in_its_grid():
     swept = set(study.swept_shapes)
     assert len(study.drawn_shapes) == 400
     assert not swept & set(study.drawn_shapes)
-    assert {shape.head_dim for shape in swept} == {64, 128}
+    assert {shape.head_dim for shape in swept} == {64, 128, 256}
     assert isinstance(study.target_shape, Shape)

@@ -10,7 +10,7 @@ from ladders import TILE, choice, rung, tuned
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.study import ladder, tuning
+from attnlab.study import ladder, studies, tuning
 from attnlab.study.shapes import Shape
 
 H200 = "NVIDIA H200"
@@ -111,6 +111,35 @@ def test_a_kernel_that_splits_keys_runs_the_tile_for_the_rows_at_hand(kernels):
     made = tuned(choice("rows_16", heads=2, seq_len=900, rows=16))
     chosen = [made.choice(Shape(1, 8, n, 64, kv_heads=2, kv_len=2000)).tile for n in (1, 5, 16, 200)]
     assert chosen == ["rows_16", "rows_64", "rows_64", "rows_128"]
+
+
+def test_at_a_head_dim_without_a_choice_the_last_kernel_that_was_chosen_elsewhere_serves(kernels):
+    views, wide = {"arguments": "tensor maps", "parameters": "problem"}, TILE | {"head_dim": 256, "name": "wide"}
+    ladders.write(
+        kernels, rung(LONG, wide), rung(LONG, wide | {"longest": 999}, name="views", **views), rung(wide, name="other")
+    )
+    stated, shape = [choice(), choice(rung="views", causal=True)], Shape(1, 8, 512, 256)
+    made, old = tuned(*stated), tuned(*stated)
+    served = [shape, shape.resized(seq_len=1, kv_len=512, kv_heads=2), shape.resized(seq_len=2000)]
+    assert [(found.rung, found.tile) for found in map(made.choice, served)] == [
+        *2 * [("views", "wide")],
+        ("plain", "wide"),
+    ]
+    assert tuned(*stated, choice("wide", head_dim=256)).choice(shape).rung == "plain"
+    for refused in (shape.resized(head_dim=128), shape.resized(kv_len=1000)):
+        with pytest.raises(UserError, match="chose nothing that serves"):
+            made.choice(refused)
+    ladders.write(kernels, rung(LONG, wide), rung(LONG, wide, name="views", **views), rung(wide, name="other"))
+    with pytest.raises(UserError, match=r"^kernel\.views changed since it was tuned"):
+        old.choice(shape)
+
+
+def test_head_dim_256_is_served_by_lazy_wherever_the_dispatch_table_is_measured(monkeypatch):
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(paths.ROOT / "kernels"))
+    made = tuned(*(choice(one.tiles[0].name, rung=one.name) for one in ladder.drawn()))
+    wide = [shape for shape in studies.load("dispatch").swept_shapes if shape.head_dim == 256]
+    assert min(shape.seq_len for shape in wide) == 1
+    assert {made.choice(shape).rung for shape in wide} == {"lazy"}
 
 
 def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):

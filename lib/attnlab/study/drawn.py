@@ -18,7 +18,8 @@ def draw(count: int, seed: int, law: str = "models") -> list[Shape]:
 
     ``models``: 16 to 8192 queries, up to 32,768 keys; heads, and those that share keys, evenly of what models have.
     ``log-uniform``: 1 to 64 heads, of which up to 16 share keys; a quarter of the shapes has 1 to 64 queries over 64 to
-    32,768 keys, the others 16 to 16,384 queries and as many keys. By both, head_dim, dtype and mask are even.
+    32,768 keys, the others 16 to 16,384 queries and as many keys. In 10 % of the shapes head_dim is 256. By both laws,
+    the other head dimensions, dtype and mask are even.
     """
     source, shape_of = random.Random(seed), {"models": _of_models, "log-uniform": _log_uniform}[law]
     found: dict[Shape, None] = {}
@@ -57,5 +58,6 @@ def _log_uniform(source: random.Random) -> Shape:
     queries = _between(source, 1, FEW) if is_few else keys
     batch, heads, most = (_between(source, 1, n) for n in (64, 64, 16))
     sharing = max(count for count in range(1, most + 1) if heads % count == 0)
-    head_dim, causal, dtype = source.choice((64, 128)), source.random() < 0.5, source.choice(("float16", "bfloat16"))
+    (head_dim,) = source.choices((64, 128, 256), weights=(9, 9, 2))
+    causal, dtype = source.random() < 0.5, source.choice(("float16", "bfloat16"))
     return Shape(batch, heads, queries, head_dim, causal, dtype, kv_heads=heads // sharing, kv_len=keys)

@@ -150,7 +150,8 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
 
         Only instances count that serve this number of keys, and this layout, these heads and this scale, whatever the
         values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
-        these rows.
+        these rows. Where nothing was tuned at this head_dim, it is the last kernel of the ladder that was chosen at
+        another one and serves the shape; `latency_us` is then that of there.
 
         Raises:
             UserError: there is none, or a kernel changed since.
@@ -166,6 +167,14 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
                     chosen, rung, tile = serving[expected_us.index(min(expected_us))]
                     tiles = rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows)
                     return chosen if tile in tiles else chosen.model_copy(update={"tile": tiles[0].name})
+        is_tuned = any(at.head_dim == shape.head_dim for at in self.at)
+        elsewhere = {} if is_tuned else {choice.rung: choice for choice in self.choices}
+        for rung in reversed([rung for rung in self._ladder[0] if rung.name in elsewhere]):
+            for tile in rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows):
+                here = place(shape, self.multiprocessors)._asdict() | {"tile": tile.name}
+                chosen = elsewhere[rung.name].model_copy(update=here)
+                if _serves(*self.instance(chosen), shape):
+                    return chosen
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
     def instance(self, choice: TileChoice) -> tuple[Rung, Tile]:

@@ -64,12 +64,17 @@ CHUNKS = [
 ]
 """Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of more don't fill
 the device."""
+PLACES = dict.fromkeys((64, 128), (DENSE, [*FEW, *CHUNKS]))
+PLACES[256] = [*product(HEADS, (120, 376, 1016, 4088))], [FEW[0], FEW[2], CHUNKS[0], CHUNKS[3]]
+"""By head_dim. One kernel serves 256, so that there is little to choose."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
-    for head_dim, causal, ((batch, heads), seq_len) in product((64, 128), (False, True), DENSE)
+    for head_dim, (dense, _) in PLACES.items()
+    for causal, ((batch, heads), seq_len) in product((False, True), dense)
 ] + [
     Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=keys)
-    for head_dim, causal, (batch, heads, kv_heads, queries, keys) in product((64, 128), (False, True), [*FEW, *CHUNKS])
+    for head_dim, (_, cached) in PLACES.items()
+    for causal, (batch, heads, kv_heads, queries, keys) in product((False, True), cached)
 ]
 ROUGH_CALLS = 3
 TOO_SLOW = 3.0
