@@ -115,21 +115,17 @@ def test_a_kernel_that_splits_keys_runs_the_tile_for_the_rows_at_hand(kernels):
 
 def test_at_a_head_dim_without_a_choice_the_last_kernel_that_was_chosen_elsewhere_serves(kernels):
     views, wide = {"arguments": "tensor maps", "parameters": "problem"}, TILE | {"head_dim": 256, "name": "wide"}
-    ladders.write(
-        kernels, rung(LONG, wide), rung(LONG, wide | {"longest": 999}, name="views", **views), rung(wide, name="other")
-    )
+    last, other = rung(LONG, wide | {"longest": 999}, name="views", **views), rung(wide, name="other")
+    ladders.write(kernels, rung(LONG, wide), last, other)
     stated, shape = [choice(), choice(rung="views", causal=True)], Shape(1, 8, 512, 256)
     made, old = tuned(*stated), tuned(*stated)
     served = [shape, shape.resized(seq_len=1, kv_len=512, kv_heads=2), shape.resized(seq_len=2000)]
-    assert [(found.rung, found.tile) for found in map(made.choice, served)] == [
-        *2 * [("views", "wide")],
-        ("plain", "wide"),
-    ]
+    assert [found.rung for found in map(made.choice, served)] == ["views", "views", "plain"]
     assert tuned(*stated, choice("wide", head_dim=256)).choice(shape).rung == "plain"
     for refused in (shape.resized(head_dim=128), shape.resized(kv_len=1000)):
         with pytest.raises(UserError, match="chose nothing that serves"):
             made.choice(refused)
-    ladders.write(kernels, rung(LONG, wide), rung(LONG, wide, name="views", **views), rung(wide, name="other"))
+    ladders.write(kernels, rung(LONG, wide), last | {"title": "changed"}, other)
     with pytest.raises(UserError, match=r"^kernel\.views changed since it was tuned"):
         old.choice(shape)
 
