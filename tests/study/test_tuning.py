@@ -73,6 +73,15 @@ def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(ke
     assert [made.choice(Shape(batch, 8, 96, 64, mask)).tile for mask in (False, True)] == [full, causal]
 
 
+@pytest.mark.parametrize(
+    ("lazy_us", "seq_len", "chosen"), [(10.6, 512, "lazy"), (10.7, 512, "other"), (10.6, TILE["keys"], "other")]
+)
+def test_a_kernel_whose_time_depends_on_values_counts_less_than_its_slowest(kernels, lazy_us, seq_len, chosen):
+    ladders.write(kernels, rung(TILE), rung(name="other"), rung(name="lazy"))
+    near = [choice("", seq_len=seq_len, rung=name, latency_us=us) for name, us in (("other", 10.0), ("lazy", lazy_us))]
+    assert tuned(*near).choice(Shape(1, 8, seq_len, 64)).rung == chosen
+
+
 @pytest.mark.parametrize("special", [{"kv_heads": 2}, {"kv_len": 600}, {"layout": "tokens first"}, {"scale": 0.5}])
 def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels, special):
     ladders.write(kernels, rung(LONG), rung(name="views", arguments="tensor maps", parameters="problem"))
