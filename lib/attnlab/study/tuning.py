@@ -25,8 +25,9 @@ FEW_QUERIES = 64
 MANY_KEYS = 1024
 """Where tiles of rows are fewer than the multiprocessors, splitting keys pays from about so many on."""
 BY_VALUES = {"lazy": 0.94}
-"""What a latency counts of a rung whose time depends on the values, over keys of several tiles. Tuning has the slowest of
-several distributions; on the others such a rung takes 10 to 20 % less, and kernels of another kind take the same."""
+"""The part of its latency that counts of a rung whose time depends on the values, over keys of several tiles.
+
+Tuning has the slowest of several distributions. On the others such a rung takes 10 to 20 % less, others the same."""
 ROWS_COUNT = 2
 """By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
 
