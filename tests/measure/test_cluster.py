@@ -21,6 +21,7 @@ from forks import Fork, wait_until
 
 from attnlab import __main__ as command_line
 from attnlab import measuring as measuring_package
+from attnlab.base import parent
 from attnlab.base.errors import UserError
 from attnlab.measuring.session import record
 from attnlab.measuring.session import worker as working
@@ -376,6 +377,12 @@ def test_a_client_that_is_killed_or_interrupted_keeps_whole_shapes_and_is_resume
         again.sort_values(SAMPLE, ignore_index=True), kept.sort_values(SAMPLE, ignore_index=True), check_dtype=False
     )
     assert any(": replicate 0, 1 shape from " in line for line in lines(capsys))
+
+
+def test_ctrl_c_that_a_finalizer_swallowed_still_ends_the_wait(two, monkeypatch):
+    monkeypatch.setattr(parent, "_INTERRUPTED", [signal.SIGINT])
+    with pytest.raises(KeyboardInterrupt):
+        clusters.Fleet(two.client, "cpu").submit(os.getpid)
 
 
 # Bad input

@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from attnlab.base import paths, sources
 from attnlab.base.errors import Outdated, UserError
+from attnlab.base.parent import raise_if_interrupted
 from attnlab.measuring import processes
 from attnlab.measuring.instruments import devices, environment, telemetry
 from attnlab.measuring.session.subject import Job
@@ -206,6 +207,7 @@ class Fleet(Executor):
         self._waiting = works
         try:
             while self._waiting or self._begun:
+                raise_if_interrupted()  # a finalizer of Dask's futures may have swallowed it
                 self._look_around()
                 for address in [one for one in self._workers if one not in self._begun][: len(self._waiting)]:
                     self._begin(address)
