@@ -196,8 +196,9 @@ template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int co
 }
 
 // Which passes a CTA takes: CTAs take one each, round by round. Heads that share K and V and have one block of queries each
-// count as one head with as many blocks, so that no consumer of a pass is left without a job. Without the mask, the passes of the last round are split into
-// shares, as far as there are CTAs. Under the mask heads are scheduled in sections, the longest passes of each first.
+// count as one head with as many blocks, so that no consumer of a pass is left without a job. Without the mask, the passes of
+// the last round are split into shares, as far as there are CTAs. Under the mask heads are scheduled in sections, the longest
+// passes of each first.
 template <typename P, bool CAUSAL> struct TileScheduler {
     Problem problem;
     int heads, blocks, passes_per_head, passes;
