@@ -366,12 +366,16 @@ def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values", of: str 
         others = is_judged.groupby([verdicts[name] for name in place], sort=False).transform("any")
         judged = verdicts[is_judged | ~others]
     groups = judged.groupby(["candidate", *place], sort=False)[of]
-    means = groups.agg(lambda ratios: np.exp(np.log(ratios).mean())).to_numpy()
+    means = groups.agg(_geometric_mean).to_numpy()
     found = judged.loc[groups.idxmin() if of == "speedup" else groups.idxmax()]
     found = found.assign(n=groups.size().to_numpy(), mean=means, highest=groups.max().to_numpy())
     at = judged[[*place, *over]].drop_duplicates().groupby(place, sort=False).size().rename("lacking")
     found = found.merge(at.reset_index(), on=place, how="left")
     return found.assign(lacking=found["lacking"] - found["n"])
+
+
+def _geometric_mean(ratios: pd.Series) -> float:
+    return float(np.exp(np.log(ratios).mean()))
 
 
 def drawn(
@@ -420,7 +424,7 @@ def summarize_drawn(rows: pd.DataFrame) -> pd.DataFrame:
         both = its[[f"{over}_us", "us"]].dropna()
         ratio = both[f"{over}_us"] / both["us"]
         row = {"part": part, "over": over, "shapes": len(its), "unmeasured": len(its) - len(both)}
-        row |= {"speedup": np.exp(np.log(ratio).mean()), "least": ratio.min(), "losses": int((ratio < 1).sum())}
+        row |= {"speedup": _geometric_mean(ratio), "least": ratio.min(), "losses": int((ratio < 1).sum())}
         found.append(row | {"total": both[f"{over}_us"].sum() / both["us"].sum() if len(both) else np.nan})
     return pd.DataFrame(found)
 

@@ -84,8 +84,8 @@ class Problem(ctypes.Structure):
         """The problem of these queries and keys, for so many CTAs that work with `tile`."""
         batch, _, queries, head_dim = q.shape
         kv_heads, keys = k.shape[1:3]
-        joined = heads_joined(q, kv_heads, tile)
-        heads, rows = q.shape[1] // joined, queries if joined == 1 else joined * tile.box
+        heads, rows = scheduled(q, kv_heads, tile)
+        joined = q.shape[1] // heads
         all_heads, items, jobs_per_item = batch * heads, tile.items(rows, 1), tile.rows // tile.box
         cached = 2 * k.element_size() * keys * head_dim * kv_heads / heads / l2_bytes
         sections = causal and joined == 1
@@ -106,9 +106,14 @@ class Problem(ctypes.Structure):
         )
 
 
-def heads_joined(q: Tensor, kv_heads: int, tile: Tile) -> int:
-    """How many heads of Q count as one: those that share K and V, if a head is one block and an item is several."""
-    return q.shape[1] // kv_heads if q.shape[2] <= tile.box < tile.rows else 1
+def scheduled(q: Tensor, kv_heads: int, tile: Tile) -> tuple[int, int]:
+    """The heads of a batch that a kernel schedules, and the rows of each.
+
+    If a head is one block and an item is several, all heads that share K and V count as one.
+    """
+    _, heads, queries, _ = q.shape
+    joins = queries <= tile.box < tile.rows and kv_heads < heads
+    return (kv_heads, heads // kv_heads * tile.box) if joins else (heads, queries)
 
 
 def shares(items: int, ctas: int, most: int) -> int:

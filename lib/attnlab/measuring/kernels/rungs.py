@@ -24,7 +24,7 @@ from attnlab.measuring.kernels.launch import (
     early,
     layout,
 )
-from attnlab.measuring.kernels.problem import CLUSTERS, Held, Packing, Problem, heads_joined, shares
+from attnlab.measuring.kernels.problem import CLUSTERS, Held, Packing, Problem, scheduled, shares
 from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
@@ -157,8 +157,8 @@ class Kernel(Launcher):
         """A launch of a kernel whose CTAs each have all keys; those of a persistent one each find work."""
         (batch, heads, seq_len, _), rung, tile = q.shape, self.rung, compiled.tile
         device = torch.cuda.get_device_properties(q.device)
-        joined = heads_joined(q, k.shape[1], tile)
-        ctas = tile.items(seq_len if joined == 1 else joined * tile.box, batch * heads // joined)
+        scheduled_heads, rows = scheduled(q, k.shape[1], tile)
+        ctas = tile.items(rows, batch * scheduled_heads)
         if rung.persistent:
             held = compiled.ctas_per_sm * device.multi_processor_count
             shared = shares(ctas, held, tile.rows // tile.box) if rung.strided and not causal else 1
