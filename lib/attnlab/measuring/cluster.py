@@ -42,7 +42,7 @@ from attnlab.runs import dispatch, read, schema, write
 CONNECT_S, POLL_S = 10, 0.1
 PATIENCE_S = 60.0
 """Without a worker the client waits this long: a nanny may be starting one again."""
-PIECE_SHAPES = 4
+PIECE_SHAPES = 12
 """The most shapes of a piece: as many are lost with a worker, or left when the other workers are done."""
 LOSSES, TRIES = 10, 2
 """A run stops when so many workers were lost at the same work, or when that has failed so often."""
