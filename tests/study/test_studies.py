@@ -8,7 +8,6 @@ from conftest import TINY, tiny_study, told
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.stats import quantile_ci
 from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
 
@@ -62,7 +61,7 @@ def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
     # What serves few queries alone is measured by the study `decode`, and e4m3 by `fp8`.
     every = ladder.load(paths.ROOT / "kernels")
     rungs = [rung.implementation for rung in every if not rung.most_queries and not rung.scaled]
-    peers = ["peer.flex", "peer.flash4", "peer.cudnn", "peer.flashinfer"]
+    peers = ["peer.flash4", "peer.cudnn", "peer.flashinfer"]
     assert study.implementations == [*implementations.SDPA, *peers, *rungs, ladder.BEST]
     served = {(shape.head_dim, shape.dtype) for shape in study.shapes}
     assert served == {*product((64, 128), ("float16", "bfloat16")), (256, "bfloat16")}
@@ -73,7 +72,6 @@ def test_gpu_is_timed_enough():
     study = studies.load("gpu")
     assert [str(timing) for timing in study.timings] == ["device warm", "cupti warm", "device cold", "eager warm"]
     assert (study.device, study.replicates) == ("cuda", 3)
-    assert quantile_ci(range(study.replicates * study.samples), 0.95)
 
 
 def test_lists_are_multiplied_out_and_shapes_counted_once():
