@@ -104,8 +104,8 @@ def _results(run: Run) -> str:
     leads = ", ".join(f"{ratio:.2f} at D = {head_dim}" for head_dim, ratio in lead.items())
     legend = (
         f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. Each row "
-        "has medians and ratios (95 % interval) on the input distribution, of the number given, where attnlab leads the "
-        "fastest other least, and the largest RMS error. The worst case is bold. In the geometric mean over "
+        "has medians and ratios (95 % interval) on the input distribution, of the number given, where attnlab leads "
+        "the fastest other least, and the largest RMS error. The worst case is bold. In the geometric mean over "
         f"{len(fastest)} cases the lead over the fastest other is {leads}. The error is {ours['mean']:.2f} times that "
         f"of cuDNN, and {ours['rms_ratio']:.2f} times at the worst ({ours['values']}, {ours['dtype']}).*"
     )
