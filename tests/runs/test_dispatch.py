@@ -250,7 +250,7 @@ def test_what_needs_two_tiles_is_no_neighbour_of_what_fills_one(length, expected
         Shape(2, 8, 256, 128),
         Shape(2, 8, 256, 64, causal=True),
         Shape(2, 8, 256, 64, dtype="float32"),
-        Shape(2**6, 8, 256, 64),  # five doublings
+        Shape(2**8, 8, 256, 64),  # 7 doublings
         Shape(2, 8, 2**13, 64),
     ],
     ids=str,

@@ -25,8 +25,12 @@ NEAREST = 4
 """The measured shapes by which one is judged that was not measured."""
 SOFTENING = 0.3
 """What is added to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
-FARTHEST = 4.0
-"""Where the nearest measured shape is more doublings away, nothing is known."""
+FARTHEST = 6.0
+"""Where the nearest measured shape is more doublings away, nothing is known.
+
+It was 4 when `h200-2026-11-30-drawn` was measured: at (32, 27, 3, 64) with 3 KV heads and 97 keys, 4.6 doublings away,
+`attend` called SDPA, which takes 7 times as long as `kernel.best`.
+"""
 MARGIN = 1.05
 """How far ahead of the fallback a kernel has to be under another PyTorch than the table's, where that may be faster.
 
