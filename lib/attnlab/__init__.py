@@ -1,4 +1,4 @@
-"""Is your attention kernel really faster? This package measures it, and shows what the samples say."""
+"""Is your attention kernel really faster? This package measures it, and shows the evidence."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

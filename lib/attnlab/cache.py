@@ -1,7 +1,7 @@
-"""Frames that are costly are kept in `data/<run>/.cache/`, which git ignores.
+"""Costly frames are kept in `data/<run>/.cache/`, which git ignores.
 
-A file's name is a keyed hash of what went in, under a key that only this user has: a run that a stranger sends can hold
-no file that is found here. Any file may be removed at any time.
+A file's name is a hash of the inputs under a key that only this user has. So no file in a run from a stranger can
+match. Any file may be removed at any time.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from attnlab.runs import schema
 SOURCES = ("stats.py", "frames.py", "profile.py", "base/rules.py", "runs/checks.py", "runs/tables.py")
 """The files whose change makes every kept frame useless."""
 MOST_KEPT = 60
-"""So many files are kept of a run, the newest."""
+"""The number of files that are kept per run, the newest."""
 
 
 def kept(run: str, what: str, *content: pd.DataFrame, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-    """What `make()` gives, or what it gave before for the same content; `what` names function and arguments."""
+    """The result of `make()`, or its earlier result for the same content; `what` names function and arguments."""
     file = _file(run, "\n".join([what, *map(_digest, content)])) if run else None
     with suppress(OSError, ValueError):  # pyarrow's errors are one or the other
         if file is not None:
@@ -40,12 +40,12 @@ def is_marked(run: str, what: str) -> bool:
 
 
 def mark(run: str, what: str) -> None:
-    """Keep that something was found to be so of a run."""
+    """Record that the words are true of a run."""
     _write(_file(run, what), pd.DataFrame())
 
 
 def _file(run: str, what: str) -> Path | None:
-    """Where it is kept; None for frames of no run in `data/`, or where this user's key can be neither read nor made."""
+    """The path of a kept frame; None if the run isn't in `data/`, or the user's key can be neither read nor made."""
     folder, key = schema.folder(run) if run else None, _key()
     if not (folder and key and folder.is_dir()):
         return None

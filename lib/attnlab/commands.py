@@ -1,4 +1,4 @@
-"""The commands behind the Makefile: their options, and what each does."""
+"""The commands behind the Makefile: their options and actions."""
 
 import argparse
 import re
@@ -23,8 +23,8 @@ from attnlab.study import implementations, studies
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    It is 1 after an error, which is reported in one line, 3 where `compare` was to fail, and 130 where measuring was
-    cut off by Ctrl-C or SIGTERM.
+    The status is 1 after an error, which is reported in one line. It is 3 where `compare` was to fail, and 130 where
+    Ctrl-C or SIGTERM cut off measuring.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, where nothing was being measured.
@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
-        """As of every parser, but none passes what it doesn't know on to the one above it, which knows less of it."""
+        """Parse as argparse does, but report unknown arguments here: the parser above knows fewer options."""
         found, unknown = super().parse_known_args(*given, **named)
         if unknown:
             near = suggestion(unknown[0].partition("=")[0], self._option_string_actions)
@@ -266,7 +266,7 @@ def _require_checkout() -> None:
 
 
 def _pairs(text: str) -> list[str]:
-    """The words of a text. What stands in quotes is held together, and the quotes stay for YAML."""
+    """The words of a text. Words in quotes stay together, and the quotes stay for YAML."""
     piece = r"""[^\s'"]|'[^']*'|"[^"]*\""""
     if not re.fullmatch(rf"(?:\s|{piece})*", text):
         raise argparse.ArgumentTypeError(f"takes NAME=VALUE pairs, and a quote in {text!r} isn't closed")

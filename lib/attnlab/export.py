@@ -1,4 +1,4 @@
-"""Exports a run as plain files for readers without attnlab: two JSON files, and the samples as NumPy arrays."""
+"""Exports a run as plain files for readers without attnlab: 2 JSON files, and the samples as NumPy arrays."""
 
 import json
 import re
@@ -26,10 +26,10 @@ def export(name: str) -> Path:
     the `files` of samples); `comparisons` with the baseline, and its `control` (the columns of `compare`). ``env.json``
     is the manifest. ``latencies/*.npy`` hold the samples of a replicate in µs, in the order taken.
 
-    Units are in the names. What is not known or infinite is null. The same run gives the same bytes.
+    Units are in the names. Unknown and infinite values are null. The same run gives the same bytes.
 
     Raises:
-        UserError: there is no such run, or the folder holds something else than its export.
+        UserError: there is no such run, or the folder holds anything but its export.
     """
     run, target = load(name), paths.exports() / name
     _require_place(target, name)

@@ -28,7 +28,7 @@ AXES = list(Shape.AXES)
 TIMING = list(schema.TIMING)
 CASE = list(schema.CASE)
 LEAST_CARDS = 3
-"""Two cards can't stand for others of their kind: an interval over 2 is 12.7 standard errors to either side."""
+"""2 cards can't stand for others of their kind: an interval over 2 is 12.7 standard errors to either side."""
 QUANTILES = {"p95": 0.95, "p99": 0.99}
 USED = ["replicate", "block", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
 """The columns of samples that inference reads, besides those of the case and its timing."""
@@ -43,9 +43,9 @@ MAD = 1.4826
 def load(name: str) -> schema.Run:
     """Read a run: `.samples .checks .cases .processes .panel .profile .ceilings ...` are frames, `.manifest` is a dict.
 
-    `.samples` has the samples of cases that passed every check in every replicate, and four more columns: `card`;
-    `block`, what intervals take for independent (the card of 3 cards or more, else the replicate); `tick_us`, the step
-    of the clock divided by the launches of a sample; and `run`.
+    `.samples` has the samples of cases that passed every check in every replicate, and 4 more columns: `card`;
+    `block`, the independent unit of intervals (the card of 3 cards or more, else the replicate); `tick_us`, the step of
+    the clock divided by the launches of a sample; and `run`.
 
     Raises UserError: there is no such run, it was changed after it was recorded, or it contradicts itself.
     """
@@ -92,7 +92,7 @@ def _number(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
 
 
 def target(run: schema.Run, **stated: Any) -> dict[str, Any]:
-    """The axes of the study's target and its first timing; what is stated and not None replaces them.
+    """The axes of the study's target and its first timing; stated values replace them unless they are None.
 
     Raises UserError: an axis that is not one.
     """
@@ -268,8 +268,8 @@ def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
 
     Columns: candidate, baseline, AXES, TIMING, baseline_us, candidate_us, speedup with its 95 % interval low to high
     (`stats.ratio_ci`, rounds paired), p (`stats.difference_pvalue`), p_holm (adjusted over the candidates at the shape
-    and timing), delta (Cliff), g (Hedges), smallest_effect (what A/A leaves to be seen, a fraction; 0 without a
-    control), decision (faster, slower, equivalent, inconclusive), claimable, blocks.
+    and timing), delta (Cliff), g (Hedges), smallest_effect (the smallest that A/A can detect, a fraction; 0
+    without a control), decision (faster, slower, equivalent, inconclusive), claimable, blocks.
 
     Raises UserError: as `summarize`; the baseline has no sample.
     """
@@ -412,7 +412,7 @@ KEYS = ["up to 64 keys", "up to 512 keys", "more keys"]
 
 
 def summarize_drawn(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of all rows of `drawn`, of each class of lengths, and of shapes with and without a memset: 2 rows each.
+    """2 rows for all of `drawn`, for each class of lengths, and for shapes with and without a memset.
 
     Columns: part, over (`baseline` or `fastest`), shapes, unmeasured, speedup (geometric mean), least, losses (shapes
     with a ratio below 1), total (the ratio of the sums of all times).
@@ -457,9 +457,9 @@ def compare_runs(before: schema.Run, after: schema.Run) -> pd.DataFrame:
 
     Columns: CASE, TIMING, before_us, after_us, speedup (before over after) with its interval low to high (Welch's t, or
     the bootstrap), p_holm (over all cases under the timing), noise, decision, edited (a kernel of another source).
-    `noise` is a fraction, the largest of: what either run's A/A leaves to be seen here, and how far apart the
-    implementations that did not change are, at this shape and over all shapes (Student's t on the median of their
-    distances). Nothing closer is called faster or slower.
+    `noise`, a fraction, is the largest of 3. One is the smallest effect that A/A of either run can detect here. The
+    others are the distances between both runs of the unchanged implementations, at this shape and over all shapes
+    (Student's t on their median). Nothing closer is called faster or slower.
 
     Raises UserError: the runs share no case under the same timing.
     """
@@ -493,7 +493,7 @@ def _compared_runs(before: schema.Run, after: schema.Run, sides: list[pd.DataFra
 
 
 def _edited(before: schema.Run, after: schema.Run) -> set[str]:
-    """The kernels that the two runs compiled from different sources."""
+    """The kernels that the 2 runs compiled from different sources."""
     one, other = before.manifest["kernels"], after.manifest["kernels"]
     return {name for name in one.keys() & other.keys() if one[name] != other[name]}
 
@@ -513,7 +513,7 @@ def _noise(table: pd.DataFrame, unchanged: set[str], sides: list[pd.DataFrame]) 
     steady, name = table["implementation"].isin(unchanged).to_numpy(), table["implementation"].to_numpy()
     groups = [_number(table, columns) for columns in (place, TIMING)]
     found = np.zeros(len(table))
-    for side in sides:  # what the two runs' controls leave to be seen
+    for side in sides:  # the smallest effects that the 2 runs' controls can detect
         names = set(side["implementation"].unique())
         for baseline in (one for one in names if implementations.control(one) in names):
             itself = control(side, baseline)[[*place, "smallest_effect"]]
@@ -526,7 +526,7 @@ def _noise(table: pd.DataFrame, unchanged: set[str], sides: list[pd.DataFrame]) 
 
 
 def _reach(distances: np.ndarray) -> float:
-    """Within which distance another one is expected with probability 1 - ALPHA; 0 without any."""
+    """The distance that another one stays below with probability 1 - ALPHA; 0 without any."""
     if not distances.size:
         return 0.0
     return stats.student(distances.size, 1 - ALPHA / 2) * MAD * float(np.median(distances))

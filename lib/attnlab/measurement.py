@@ -76,8 +76,8 @@ def measure(
 def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -> pd.DataFrame:
     """Hold a function to the float64 oracle on inputs that it has not seen, in this process: a row per check.
 
-    Columns: implementation, the axes; inputs, the kind of values; route (a call, or a CUDA graph); max_error and
-    mean_error with what is allowed; passed; and fault, why not. A shape that it does not serve has one row.
+    Columns: implementation, the axes; inputs, the input distribution; route (a call, or a CUDA graph); max_error
+    and mean_error with their limits; passed; and fault, the reason if not. A shape that it does not serve has one row.
 
     Raises:
         UserError: it isn't a function ``(q, k, v, causal, scale)``, there is no such device, or no shape is given.
@@ -147,7 +147,7 @@ def _study(
 
 
 def _name(label: str, attention: Attention) -> str:
-    """What a study calls it: by its name where that is enough, else ``python.cell.<label>``."""
+    """The name of a function in a study: its own where that is enough, else ``python.cell.<label>``."""
     named = getattr(attention, "name", "") if hasattr(attention, "implementation") else ""
     if "." in named:
         return str(named)
@@ -214,7 +214,7 @@ def measured(
         long: whether a new run may take longer than a day.
         gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
-        stated: what a user states as STUDY, the name of a study or a path; default the study's name.
+        stated: the user's STUDY, the name of a study or a path; default the study's name.
     """
     with _installed():
         from attnlab.measuring.session import record
@@ -235,7 +235,7 @@ def measured(
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         begun = record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
-        # A function of one's own lies beside the file of its study, which a run alone doesn't lead to.
+        # A user's function is next to the file of its study, and a run alone doesn't name that file.
         beside = f"STUDY={shlex.quote(stated)}" if own else ""
 
         def recorded(run: str) -> str:

@@ -60,7 +60,7 @@ RATIO_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
 class NotebookFigure(Figure):
     """A matplotlib Figure that a notebook shows once, as SVG with its alt text, where a cell ends in it.
 
-    `alt` is the text for those who can't see the figure; it may be replaced.
+    `alt` describes the figure for readers that can't see it; it may be replaced.
     """
 
     alt = ""

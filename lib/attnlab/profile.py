@@ -1,4 +1,4 @@
-"""What the profiler counted and what other clocks read, a row for each implementation and shape."""
+"""The profiler's counters and the readings of other clocks, a row for each implementation and shape."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ UNITS = {
     "l2_pct": metrics.L2_USED,
     "dram_pct": metrics.DRAM_USED,
 }
-"""How much of its peak rate a unit used over a kernel's whole time, and the counter that says so."""
+"""The counter of each unit's use over a kernel's whole time, in percent of its peak rate."""
 COUNTED = [
     *("launches", "cycles", "duration_us", *UNITS, *(f"wait_{reason}_pct" for reason in metrics.WAITS)),
     *("issued_pct", "idle_pct", "bank_conflicts_pct"),
 ]
 SHORT_US, NEAR_US, NEAR_PCT = 20, 0.5, 1.0
-"""Two clocks agree within NEAR_US below SHORT_US, and within NEAR_PCT above."""
+"""2 clocks agree within NEAR_US below SHORT_US, and within NEAR_PCT above."""
 
 
 def counters(run: schema.Run) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def _weighted(values: pd.Series, weights: pd.Series) -> float:
 
 
 def _cycles(launches: pd.DataFrame) -> pd.DataFrame:
-    """The schedulers' cycles of each launch, by what happened in them."""
+    """The schedulers' cycles of each launch, by their use."""
     elapsed, active = launches[metrics.CYCLES], launches[metrics.CYCLES_ACTIVE]
     issued = active * launches[metrics.ISSUED] / 100
     stalls = launches[[metrics.stalled(reason) for reason in metrics.WAITS]].clip(lower=0)

@@ -23,7 +23,7 @@ SHAPE = ["batch", "heads", "kv_heads", "seq_len", "kv_len", "head_dim", "causal"
 
 
 def markers(name: str) -> tuple[str, str]:
-    """The lines between which a README holds what is written there."""
+    """The lines between which a README holds a generated block."""
     return f"<!-- {name}: written by `attnlab readme` -->", f"<!-- /{name} -->"
 
 

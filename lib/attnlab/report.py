@@ -66,12 +66,12 @@ def render(
 
     Args:
         run: a run in ``data/``; the published one, which is the report's default, if empty.
-        notebooks: some of those in ``notebooks/``; `names` if None. So many `jobs` are executed at the same time.
+        notebooks: some of those in ``notebooks/``; `names` if None. At most `jobs` are executed at the same time.
         parameters: others than the run, for each notebook; the names of pages have them.
 
     Raises:
-        UserError: there is no such run, notebook or parameter, or a cell failed, and nothing was written; or `holds`
-            found a sentence that is not true, or the PDF failed, and the pages were written.
+        UserError: Nothing is written if there is no such run, notebook or parameter, or a cell failed. The pages are
+            written if `holds` found a sentence that is not true, or the PDF failed.
     """
     run, given = str(run or _parameters(REPORT)["run"]), dict(parameters or {})
     read.read_manifest(run)
@@ -149,7 +149,7 @@ def _say(line: str) -> None:
 
 
 class _JupyterKernel(AsyncKernelManager):
-    """A kernel of this interpreter, whatever kernels are installed. It finds this package, and no start-up files."""
+    """A kernel of this interpreter, not one of those installed. It finds this package, and no start-up files."""
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -256,7 +256,7 @@ def _drawing(svg: str, prefix: str) -> str:
 
 
 def _program() -> str:
-    """What makes the PDF: pdflatex where pandoc is too, or a browser; empty where neither is installed."""
+    """The program that makes the PDF: pdflatex where pandoc is too, or a browser; empty where neither is installed."""
     with suppress(ImportError):
         import pypandoc  # type: ignore[import-not-found]
 

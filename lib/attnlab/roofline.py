@@ -1,6 +1,6 @@
 """The machine's ceilings, the work of a case, and the floor that they set for its latency.
 
-The roofline of Williams, Waterman & Patterson (2009), with the exponentials of the softmax as a third ceiling: on
+The roofline of Williams, Waterman & Patterson (2009) has one more ceiling here: the exponentials of the softmax. On
 recent GPUs the special-function units need as long as the matrix units (FlashAttention-3, arXiv 2407.08608, section
 3.1). Each amount of work is divided by the fastest ceiling that may apply, so that the floor is below any latency.
 """
@@ -87,7 +87,7 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
 
     The floor is the largest of FLOPs over the faster of the library's matrix product and `wgmma`, exponentials over
     their rate, and bytes. With a cold cache all bytes come from memory (`copy`). With a warm cache all bytes come from
-    the L2, and what exceeds `l2_size` comes from memory too. Ceilings that are not given set no floor.
+    the L2, and bytes beyond `l2_size` come from memory too. Ceilings that are not given set no floor.
 
     Args:
         ceilings: `run.ceilings`, or numbers of your own: {"copy": 4000, "matmul.float16": 800, "exponentials": 4100}

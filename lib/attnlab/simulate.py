@@ -1,6 +1,6 @@
 """How often the inference is wrong: simulated latencies whose true median is known, through the same code as a run.
 
-Six kinds of samples, in one replicate or several, from processes that are alike or differ. Two implementations take
+Samples are of 6 kinds, in one replicate or several, from processes that are alike or differ. 2 implementations take
 turns in rounds, as in a run. `python -m attnlab calibrate` writes the result to data/reference/calibration.csv.
 """
 
@@ -24,9 +24,9 @@ from attnlab.base.files import write_atomically
 from attnlab.stats import Array
 
 MEDIAN_US = 50.0
-"""The baseline's latency; in each simulation up to a tick more, so that ticks fall anywhere."""
+"""The baseline's latency; each simulation adds up to a tick, so that ticks fall anywhere."""
 ROUNDS = {1: 100, 3: 24, 5: 32}
-"""Rounds by replicates: several have as many as published runs; so few of a single one often don't show dependence."""
+"""Rounds by replicates: several have those of published runs; a single one needs more to show dependence."""
 REPLICATES = tuple(ROUNDS)
 PROCESSES = ("alike", "differ")
 EFFECTS = (0.02, 0.05, 0.10)
@@ -41,8 +41,8 @@ COVERED, RATIO_COVERED = "median covered", "ratio covered"
 WRONG, CLAIMED, EQUIVALENT = "faster or slower", "claimable", "equivalent"
 COLUMNS = ["kind", "replicates", "processes", "measure", "value", "standard_error", "simulations"]
 
-# The scatter of `eager` at some 50 us on an H200, and how far the medians of its processes lie apart there: half of
-# that is the machine's, which both sides share, and half the process's own way with each implementation.
+# The scatter of `eager` at some 50 us on an H200, and the distance between medians of its processes there: half of it
+# is the machine's, which both sides share, and half depends on the process and the implementation.
 SCATTER = 0.05
 SHARED, OWN = 0.01, 0.01
 CORRELATION, DRIFT = 0.6, 0.05
@@ -58,7 +58,7 @@ Cdf: TypeAlias = Callable[[Array], Array]
 
 
 class SampleKind(NamedTuple):
-    """A distribution of latencies, relative to what they scatter around.
+    """A distribution of latencies, relative to their centre.
 
     `draw` gives samples of a size (2, replicates, rounds) of both sides, round by round; `cdf` the share of samples,
     over all rounds, that are not greater than a value; `tick_us` is the step of the clock, 0 for none.
@@ -71,7 +71,7 @@ class SampleKind(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A row of the table: a kind of samples, how many replicates, and whether their processes are alike."""
+    """A row of the table: a kind of samples, the number of replicates, and whether their processes are alike."""
 
     kind: SampleKind
     replicates: int
@@ -79,7 +79,7 @@ class Cell(NamedTuple):
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Standard deviations of the logarithms of what processes share and of what is their own."""
+        """Standard deviations of the logarithms of the factor that both sides share and of each side's own factor."""
         return (SHARED, OWN) if self.processes == "differ" else (0.0, 0.0)
 
 
@@ -99,7 +99,7 @@ def _drifting(rng: np.random.Generator, size: Size) -> Array:
 
 
 def _drifting_cdf(x: Array) -> Array:
-    drift = np.linspace(-DRIFT, DRIFT, 100)  # the median lies at 0 for any number of rounds
+    drift = np.linspace(-DRIFT, DRIFT, 100)  # the median is 0 for any number of rounds
     return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - drift) / SCATTER), axis=-1)
 
 
@@ -133,8 +133,8 @@ CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
 
 
 class Simulated(NamedTuple):
-    """A run of two implementations: the true median of the baseline over all rounds and processes in us, its samples
-    (replicates, rounds), and those of a candidate for each effect, with the same noise."""
+    """A run of 2 implementations: the baseline's true median over rounds and processes in us, its samples
+    (replicates, rounds), and for each effect those of a candidate of equal noise."""
 
     median_us: float
     baseline: Array
@@ -161,9 +161,9 @@ def _read(latencies: Array, phase: Array, tick_us: float) -> Array:
 
 @cache
 def true_median(cell: Cell) -> float:
-    """The median of a cell's samples over all rounds and processes, relative to what they scatter around.
+    """The median of a cell's samples over all rounds and processes, relative to their centre.
 
-    That of the latencies themselves: by how much a clock's step hides it is part of what an interval has to cover.
+    It is the median before rounding to the clock's step: an interval has to cover the error of that step too.
     """
     spread = float(np.hypot(*cell.spread))
     # E[f(Z)] for a standard normal Z, to machine precision for distributions as smooth as these (Gauss & Hermite).
@@ -173,7 +173,7 @@ def true_median(cell: Cell) -> float:
 
 
 def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> dict[str, bool]:
-    """The fate of one run: of two implementations that don't differ, and that do by each effect."""
+    """The outcomes of one run: of 2 implementations that don't differ, and of 2 that do by each effect."""
     simulated = draw(cell, simulation, (0.0, *effects))
     settings: dict[str, Any] = {"resamples": RESAMPLES[cell.replicates], "seed": simulation, "tick": cell.kind.tick_us}
     median = stats.bootstrap_ci(simulated.baseline, **settings)
@@ -219,7 +219,7 @@ def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIO
 
 
 def path() -> Path:
-    """Where the table is kept that the report shows."""
+    """The file of the table that the report shows."""
     return paths.REFERENCE / "calibration.csv"
 
 

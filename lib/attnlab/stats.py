@@ -1,8 +1,8 @@
 """Inference on latencies: arrays in, small frozen results out.
 
-*Samples* are a 1-D array of one replicate, or a sequence of arrays: one for each block that is taken for independent
-(a replicate, or a card with its replicates as rows). Latencies are in microseconds throughout attnlab; nothing here
-depends on the unit. Two sides are given as (baseline, candidate). Positive values, and ratios above 1, speak for the
+*Samples* are a 1-D array of one replicate, or a sequence of arrays, one for each independent block. A block is a
+replicate, or a card with its replicates as rows. Latencies are in microseconds throughout attnlab; nothing here depends
+on the unit. Functions take the 2 sides as (baseline, candidate). Positive values, and ratios above 1, favour the
 candidate.
 
 Samples that are empty, not finite or of other dimensions raise ValueError everywhere. `attnlab.simulate` shows how
@@ -31,7 +31,7 @@ STRETCHES = 5
 """Blocks that a single replicate is cut into if its samples resemble their neighbours."""
 SHORTEST_STRETCH = 4
 LAG1_LIMIT = NormalDist().inv_cdf(0.99)
-"""Independent samples are taken for dependent once in a hundred times."""
+"""The test takes 1 % of independent samples for dependent."""
 MOST_EXACT = 8
 """Samples on one side up to which scipy's Mann-Whitney test is exact."""
 VALUES_AT_ONCE = 2**22
@@ -46,7 +46,7 @@ class Interval:
     high: float
 
     def overlaps(self, other: "Interval") -> bool:
-        """Whether the two intervals share a point."""
+        """Whether the 2 intervals share a point."""
         return self.low <= other.high and other.low <= self.high
 
     def holds(self, value: float) -> bool:
@@ -56,7 +56,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class RankTest:
-    """Mann-Whitney's U of the baseline and its two-sided p-value."""
+    """Mann-Whitney's U of the baseline and its 2-sided p-value."""
 
     statistic: float
     pvalue: float
@@ -129,14 +129,14 @@ class Scatter:
 
     @classmethod
     def of(cls, values: Array) -> "Scatter":
-        """The scatter of independent values, at least two."""
+        """The scatter of independent values, at least 2."""
         # Offsets from one of them: values that are all the same scatter by exactly nothing.
         offsets = values - values[0]
         error = float(offsets.std(ddof=1)) / math.sqrt(values.size)
         return cls(float(values[0] + offsets.mean()), error, values.size - 1)
 
     def less(self, other: "Scatter") -> "Scatter":
-        """The difference of two independent means (Welch 1947, Biometrika 34:28)."""
+        """The difference of 2 independent means (Welch 1947, Biometrika 34:28)."""
         squares, freedoms = np.square([self.error, other.error]), np.array([self.freedom, other.freedom])
         spread = float((squares**2 / freedoms).sum())
         freedom = float(squares.sum() ** 2 / spread) if spread else float(freedoms.sum())
@@ -144,7 +144,7 @@ class Scatter:
 
     @property
     def pvalue(self) -> float:
-        """Two-sided p-value of Student's t test of mean zero; without scatter 1 at zero and 0 elsewhere."""
+        """2-sided p-value of Student's t test of mean zero; without scatter 1 at zero and 0 elsewhere."""
         if self.error == 0:
             return float(self.mean == 0)
         return 2 * _special("stdtr", self.freedom, -abs(self.mean) / self.error)
@@ -163,9 +163,9 @@ def _ranks(values: Array) -> Array:
 def resembles_neighbours(samples: Array) -> bool:
     """Whether samples, in the order taken, are more like their neighbours than chance allows.
 
-    The serial correlation of their ranks (outliers hide nothing) at lag 1 against a normal law of variance 1/n,
-    one-sided at 1 % (Wald & Wolfowitz 1943, Annals of Mathematical Statistics 14:378). Fewer samples than STRETCHES
-    blocks of SHORTEST_STRETCH show nothing.
+    The test compares the lag-1 correlation of their ranks (outliers hide nothing) with a normal law of variance 1/n. It
+    is one-sided at 1 % (Wald & Wolfowitz 1943, Annals of Mathematical Statistics 14:378). The answer is no for fewer
+    samples than STRETCHES blocks of SHORTEST_STRETCH.
     """
     if samples.size < STRETCHES * SHORTEST_STRETCH or np.ptp(samples) == 0:
         return False
@@ -295,11 +295,11 @@ def bootstrap_ci(
 
     One replicate of samples that don't resemble their neighbours: the percentile bootstrap (Efron & Tibshirani 1993,
     section 13.3). One replicate whose samples do: Student's t over 5 stretches of it. Several replicates or cards:
-    Student's t over the logarithms of their medians. All samples of a process share what that process drew (addresses,
-    clocks, temperature), so that a replicate counts once however many samples it has (Kalibera & Jones 2013, Rigorous
-    benchmarking in reasonable time, ISMM).
+    Student's t over the logarithms of their medians. All samples of a process share its state (addresses, clocks,
+    temperature). So a replicate counts once, with any number of samples (Kalibera & Jones 2013, Rigorous benchmarking
+    in reasonable time, ISMM).
 
-    The interval includes the estimate and is no narrower than `tick`, the step of the clock: medians of quantised
+    The interval includes the estimate and is no narrower than `tick`, the step of the clock. Medians of quantised
     samples repeat, and a bootstrap of them would claim a precision that the clock doesn't have.
 
     Raises ValueError: bad samples, confidence outside (0, 1), resamples < 1, tick < 0.
@@ -328,10 +328,10 @@ def ratio_ci(
 ) -> Interval:
     """Speedup, median(baseline) / median(candidate), with its interval; above 1: the candidate is faster.
 
-    `paired`: sample i of block b of the baseline belongs to sample i of block b of the candidate, since rounds that
+    `paired`: sample i of block b of the baseline belongs to sample i of block b of the candidate. Rounds that
     interleave share the machine's drift (Efron & Tibshirani 1993, section 9.5). Blocks give Student's t of the
     logarithm of the ratio of their medians; unpaired blocks give Welch's. Independent samples give the percentile
-    bootstrap. The interval is no narrower than two medians, each a tick wide, allow.
+    bootstrap. The interval is no narrower than 2 medians, each a tick wide, allow.
 
     Raises ValueError: as `bootstrap_ci`; samples that are not positive; paired samples of different lengths.
     """
@@ -343,7 +343,7 @@ def smallest_effect(
 ) -> float:
     """The smallest effect that could be told from none, from the baseline against itself (A/A).
 
-    A fraction: 0.01 is a median 1 % apart. It is the larger of two. One is the effect that a test at level ALPHA finds
+    A fraction: 0.01 is a median 1 % apart. It is the larger of 2. One is the effect that a test at level ALPHA finds
     with probability POWER: (t(1 - ALPHA/2) + t(POWER)) standard errors of the log ratio (Bloom 1995, Minimum detectable
     effects, Evaluation Review 19:547). The other is the end of the A/A interval that is farther from 1.
 
@@ -371,7 +371,7 @@ def _delta(one: Array, other: Array) -> float:
 
 
 def _twice_u(one: Array, other: Array) -> int:
-    """Two times Mann-Whitney's U of the first side; ties count half. O(n log n)."""
+    """2 times Mann-Whitney's U of the first side; ties count half. O(n log n)."""
     ordered = np.sort(other)
     return int(np.searchsorted(ordered, one, "left").sum() + np.searchsorted(ordered, one, "right").sum())
 
@@ -379,7 +379,7 @@ def _twice_u(one: Array, other: Array) -> int:
 def hedges_g(baseline: Samples, candidate: Samples) -> float:
     """Hedges' g: the difference of means in pooled standard deviations, corrected for small samples; positive: faster.
 
-    J * (mean(baseline) - mean(candidate)) / s, J = 1 - 3 / (4 df - 1), df = n + m - 2 (Hedges 1981, Journal of
+    ``J * (mean(baseline) - mean(candidate)) / s``, J = 1 - 3 / (4 df - 1), df = n + m - 2 (Hedges 1981, Journal of
     Educational Statistics 6:107). Without scatter: 0 for equal means, else infinite. Replicates are pooled.
 
     Raises ValueError: bad samples, or a single sample on both sides.
@@ -397,7 +397,7 @@ def hedges_g(baseline: Samples, candidate: Samples) -> float:
 
 
 def mann_whitney(baseline: Samples, candidate: Samples) -> RankTest:
-    """Mann-Whitney's U of the baseline, ties counted half, and its two-sided p-value (Mann & Whitney 1947).
+    """Mann-Whitney's U of the baseline, ties counted half, and its 2-sided p-value (Mann & Whitney 1947).
 
     scipy's: exact up to 8 samples on one side without ties, else normal, corrected for ties and continuity. Replicates
     are pooled: the p-value takes samples for independent, which `difference_pvalue` does not.
@@ -422,7 +422,7 @@ def mann_whitney(baseline: Samples, candidate: Samples) -> RankTest:
 def difference_pvalue(baseline: Samples, candidate: Samples, paired: bool = False) -> float:
     """The p-value of no difference on which a verdict rests.
 
-    Independent samples: Mann-Whitney's. Blocks: the largest of three p-values, which errs no more often than the right
+    Independent samples: Mann-Whitney's. Blocks: the largest of 3 p-values, which errs no more often than the right
     one (Berger 1982, Technometrics 24:295): Mann-Whitney's; the t test of Cliff's delta over blocks; and the t test of
     the log ratio of the blocks' medians, whose interval `ratio_ci` gives.
 
@@ -470,7 +470,7 @@ def holm(pvalues: ArrayLike) -> Array:
 
 
 def quantile_ci(samples: Samples, p: float) -> Interval | None:
-    """The p-quantile with its distribution-free interval between two order statistics; None: too few samples.
+    """The p-quantile with its distribution-free interval between 2 order statistics; None: too few samples.
 
     The inversion of the quantile test at CONFIDENCE (Conover 1999, section 3.2). Replicates are pooled.
 
@@ -485,7 +485,7 @@ def quantile_ci(samples: Samples, p: float) -> Interval | None:
 
 @lru_cache
 def _order_statistics(n: int, p: float) -> tuple[int, int]:
-    """The places, from 0, of the two ends among n ordered samples; outside of them if there are too few.
+    """The places, from 0, of the 2 ends among n ordered samples; outside of them if there are too few.
 
     Those of scipy.stats.quantile_test, without that import, which takes 2 s of CPU.
     """
@@ -531,7 +531,7 @@ def verdict(
     Tested in this order:
 
     - *equivalent*: the 1 - 2 alpha interval of the speedup is inside (1 / (1 + margin), 1 + margin), and a difference
-      of `margin` could have been seen. These are two one-sided tests at level alpha (Schuirmann 1987, Journal of
+      of `margin` could have been seen. These are 2 one-sided tests at level alpha (Schuirmann 1987, Journal of
       Pharmacokinetics and Biopharmaceutics 15:657).
     - *faster* or *slower*: the 1 - alpha interval of the speedup excludes 1, p < alpha, and the medians are at least
       `smallest_effect` apart, a fraction.

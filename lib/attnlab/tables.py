@@ -64,7 +64,7 @@ def heading(column: Hashable) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number with 3 significant digits or all digits before the point, thousands separated: ``1,235``, ``0.0457``."""
+    """A number with 3 significant digits or all digits before the point, with commas: ``1,235``, ``0.0457``."""
     if value == 0 or not math.isfinite(value):
         return MISSING if math.isnan(value) else f"{value:g}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
@@ -155,7 +155,7 @@ class Table:
 
 
 def table(frame: pd.DataFrame, caption: str = "", bold: Any = None) -> Table:
-    """A frame as a printed table: 3 significant digits, thousands separated, numbers to the right.
+    """A frame as a printed table: 3 significant digits, a comma every 3 digits, numbers to the right.
 
     Columns are headed by `heading`. An index with a name becomes columns; another index is left out.
 
@@ -192,7 +192,7 @@ class Statement(str):
 
 
 def statement(row: Any) -> Statement:
-    """The two sentences about one comparison that may be published.
+    """The 2 sentences about one comparison that may be published.
 
     Args:
         row: of `compare`, `control` or `worst`; also a frame of one row.
@@ -234,8 +234,8 @@ def holds(words: str, condition: Any) -> None:
     The output's metadata say which: ``{"attnlab": {"holds": true}}``. The build of the published report fails on false.
 
     Args:
-        condition: a truth value; a column of them, which holds if it has rows and all are true; or a function of no
-            arguments that gives one of these, and does not hold if the run lacks what it looks for.
+        condition: a truth value, a column of them, or a function without arguments that returns either. A column holds
+            if it has rows and all are true. A function does not hold if the run lacks the data that it reads.
 
     Raises:
         UserError: the condition is a frame.

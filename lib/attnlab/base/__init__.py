@@ -1,1 +1,1 @@
-"""What all other packages use: errors, files, sources, paths."""
+"""Modules that all other packages use: errors, files, sources, paths."""

@@ -1,4 +1,4 @@
-"""Pydantic models of what is stated or recorded: what they have in common, and JSON files that hold one each."""
+"""Pydantic models of statements and records: shared types, validation, and JSON files with one model each."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def validated(model: type[Model], stated: Any, where: str = "", context: Any = None, advice: str = "") -> Model:
-    """A model of what is stated.
+    """Validate a statement as a model.
 
     Args:
-        where: the origin of that, with which the message begins; it ends with the `advice`.
-        context: what the model's own rules go by.
+        where: the origin of the statement; the message begins with it and ends with the `advice`.
+        context: the input of the model's own rules.
 
     Raises:
         UserError: something is wrong with a field; the message is one line.
@@ -63,12 +63,12 @@ def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -
     """Read a model from a file.
 
     Args:
-        kind: what the file should hold, as ``dispatch table``.
-        absent: the whole message if there is no such file.
-        command: what writes one.
+        kind: a noun for the content of the file, such as ``dispatch table``.
+        absent: the whole message if the file doesn't exist.
+        command: the command that writes such a file.
 
     Raises:
-        UserError: there is no such file, it can't be read, or holds something else.
+        UserError: the file doesn't exist, can't be read, or holds something else.
     """
     where = paths.shown(path)
     try:

@@ -14,7 +14,7 @@ MOST_SHOWN = 200
 
 
 class UserError(Exception):
-    """Bad input, or a bad state of the machine. The message is one line that says what to do.
+    """Bad input, or a bad state of the machine. The message is one line that states the remedy.
 
     The command line prints it without a traceback and exits with `status`; a notebook shows it without a traceback too.
     """
@@ -30,7 +30,7 @@ class UserError(Exception):
 
 
 class Interrupted(UserError):
-    """The user pressed Ctrl-C, or SIGTERM came. What was recorded is kept."""
+    """The user pressed Ctrl-C, or SIGTERM came. All recorded data is kept."""
 
     status = 130
 

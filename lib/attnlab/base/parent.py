@@ -47,7 +47,7 @@ def _interrupt(number: int, _: object) -> None:
 
 
 def raise_if_interrupted() -> None:
-    """Raise KeyboardInterrupt if a signal arrived inside of `interruptible`, whatever became of the first one.
+    """Raise KeyboardInterrupt if a signal arrived inside `interruptible`, even if the first exception was swallowed.
 
     Callbacks of IPython and finalizers of Python swallow it, for instance.
     """

@@ -1,6 +1,6 @@
-"""Where everything is on disk.
+"""The paths of all files and folders.
 
-In a checkout all of it lies there. An installed package holds the project's own folders (kernels, studies, notebooks,
+In a checkout they are all inside it. An installed package holds the project's own folders (kernels, studies, notebooks,
 reference data, dispatch tables) in ``attnlab/project/``; its runs, reports and exports are kept in the working folder.
 A variable that is empty names no folder.
 """
@@ -18,7 +18,7 @@ REFERENCE = ROOT / "data" / "reference"
 
 
 def working() -> Path:
-    """The folder that holds runs, reports and exports: the checkout, or of an installed package the current folder."""
+    """The folder that holds runs, reports and exports: the checkout, or the current folder if attnlab is installed."""
     return Path.cwd() if ROOT == _INSTALLED else ROOT
 
 
@@ -54,7 +54,7 @@ def cache() -> Path:
 
 
 def users(path: Path) -> Path:
-    """Where a user's own version of a file is written: the path itself; of an installed file, its place in `cache`."""
+    """The path of a user's own version of a file: the path itself, or for an installed file its place in `cache`."""
     return cache() / path.relative_to(_INSTALLED) if path.is_relative_to(_INSTALLED) else path
 
 
@@ -65,11 +65,11 @@ def preferred(path: Path) -> Path:
 
 
 def of_device(name: str) -> str:
-    """What a file of a device of this name is named, such as ``nvidia-h200``."""
+    """The name of a device in file names, such as ``nvidia-h200``."""
     return re.sub(r"[\s/\\]+", "-", name.strip().lower())
 
 
 def shown(path: Path) -> str:
-    """A path as messages show it: relative to the folder of the runs and reports if it lies inside."""
+    """A path as messages show it: relative to the folder of the runs and reports if it is inside."""
     path, folder = Path(path).resolve(), working()
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

@@ -3,7 +3,7 @@
 GATE_FACTOR = 2.0
 """An error may be at most this many times that of the framework's own low-precision result."""
 STEADY = 0.02
-"""A warm-up ends when two windows of calls take the same time to within this fraction."""
+"""A warm-up ends when 2 windows of calls take the same time to within this fraction."""
 SEED = 42
 """The seed of inputs, orders and resamples."""
 RESAMPLES = 10_000

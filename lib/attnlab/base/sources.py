@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 BESIDE = (".cu", ".cuh")
-"""Suffixes of sources in another language that belong to the module of the same name beside them."""
+"""Suffixes of sources in another language that belong to the module of the same name next to them."""
 
 
 @cache
@@ -21,8 +21,8 @@ def digests(module: str) -> dict[str, str]:
 def reached(module: str) -> list[Path]:
     """The files of this package that importing and using `module` may read, sorted.
 
-    Imports within functions count, and so do the ``__init__`` of the packages that modules lie in. That of the whole
-    package counts only if a module imports from it: it names what users need, which is more than any one module needs.
+    Imports within functions count, and so do the ``__init__`` of the packages of modules. The ``__init__`` of attnlab
+    counts only if a module imports from it: it names all that users need, which is more than a single module needs.
     """
     found: set[Path] = set()
     waiting = [module]
@@ -32,7 +32,7 @@ def reached(module: str) -> list[Path]:
         if path is not None and path not in found:
             found |= {path, *(there for suffix in BESIDE if (there := path.with_suffix(suffix)).is_file())}
             parts = name.split(".")
-            waiting += [".".join(parts[:count]) for count in range(2, len(parts))]  # the packages that it lies in
+            waiting += [".".join(parts[:count]) for count in range(2, len(parts))]  # its packages
             waiting += _imports(path)
     return sorted(found)
 
@@ -43,7 +43,7 @@ def _file(module: str) -> Path | None:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """What a file imports from this package. Names imported from a module are among them: they might be modules."""
+    """The imports of a file from this package. They include names imported from a module: these might be modules."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE.name)

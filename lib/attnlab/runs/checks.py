@@ -1,8 +1,8 @@
-"""What no run may hold: what the schema of a table rules out, and relations among tables, study and manifest.
+"""Checks of a run: the schema of each table, and relations among tables, study and manifest.
 
-They find the bugs of what writes runs, and clumsy edits, but no forger: whoever scales every latency and seals the run
-again passes. A run that was closed early, or that is still being measured, may lack shapes, and may hold samples of a
-shape whose cases were not recorded; what it holds of a case and timing is whole.
+They find bugs of the code that writes runs, and clumsy edits, but no forger: a run whose latencies are all scaled and
+that is sealed again passes. A run that was closed early, or that is still being measured, may lack shapes. It may hold
+samples of a shape whose cases were not recorded. All that it holds of a case and timing is whole.
 """
 
 import math
@@ -30,25 +30,25 @@ Tables = Mapping[str, pd.DataFrame]
 Broken = Iterator[tuple[str, pd.DataFrame, Any, str]]
 """A table, rows that it has or lacks, a mask of those that break a rule, and the words about the first of them."""
 PLACE = ["file", "row"]
-"""Two more columns of the tables that are judged: the file of a row, and its number there, from 0."""
+"""2 more columns of the tables that are checked: the file of a row, and its number there, from 0."""
 AXES, TIMING = list(Shape.AXES), list(schema.TIMING)
 BLOCK, CASE = [*AXES, "replicate"], [*schema.CASE, "replicate"]
 MOST_ALIKE = 5
-"""Samples of one shape and replicate that may all be the same by chance, by a coarse clock."""
+"""The most samples of one shape and replicate that may all be the same by chance, by a coarse clock."""
 OF_STUDY = ("blocks", "checks", "cases", "resources", "stream")
-"""Tables that hold nothing but what the study asks for; `blocks` has a row for all samples of a case and timing."""
+"""Tables that hold only rows of the study; `blocks` has a row for all samples of a case and timing."""
 NULLABLE = {kind: pd.api.types.pandas_dtype(names[1]) for kind, names in DTYPES.items() if kind != pa.string()}
 """The pandas types that lose nothing where a value is missing."""
 
 
 def refusal(path: Path, said: str, row: int | None = None) -> UserError:
-    """The error of a file of a run that is refused: where it is wrong, what is wrong there, and what to do."""
+    """The error for a file of a run that fails a check: its place, the fault and the remedy."""
     advice = _measured_again(path) if path.parent.name == schema.PARTS else "restore the run from where it came from"
     return UserError(f"{paths.shown(path)}{'' if row is None else f', row {row}'}: {said}: {advice}")
 
 
 def _measured_again(part: Path) -> str:
-    """How to have a part measured again: with its shape as a whole, or with all of its process."""
+    """The remedy for a part: to measure its whole shape again, or all of its process."""
     table, block = part.name.rstrip("*").split(".")[:2]
     together = f"{block}.*"
     if table in ("samples", "checks", "cases", "resources"):
@@ -65,10 +65,10 @@ def _measured_again(part: Path) -> str:
 def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema, is_judged: bool = False) -> pd.DataFrame:
     """The rows of several files in the columns and types of a schema, and their `PLACE`.
 
-    Those of a run that is judged, by its seal, are not looked at again, and have no place.
+    Rows of a run that passed before, by its seal, are not checked again and have no `PLACE`.
 
     Raises:
-        UserError: a column is missing or has another type, or a value is none that the column may hold.
+        UserError: a column is missing or has another type, or it may not hold one of its values.
     """
     cast = {path: _cast(held, table, path) for path, held in files.items() if held.num_rows}
     held, names = pa.concat_tables([table.empty_table(), *cast.values()]), list(cast)
@@ -135,10 +135,10 @@ def _first_wrong(column: pa.ChunkedArray, field: pa.Field) -> int:
 
 
 def judge(tables: Tables, manifest: schema.Manifest, folder: Path) -> None:
-    """Raise UserError at the first row that no run can hold, or that something else of the run contradicts.
+    """Raise UserError at the first row that no run can hold, or that contradicts another part of the run.
 
     Args:
-        tables: all that a run has, as `frame_of_files` gives them.
+        tables: all tables of a run, from `frame_of_files`.
         folder: of the tables, or of their parts.
     """
     study = studies.recorded(manifest)
@@ -168,7 +168,7 @@ def _require_shapes(tables: Tables) -> None:
 
 
 def _named(row: schema.Row) -> str:
-    """The case, replicate and timing of a row, in words, as far as it has them."""
+    """The case, replicate and timing of a row in words; those that it lacks are left out."""
     shape = f"at {Shape(**{axis: row[axis] for axis in AXES})}" if "seq_len" in row else ""
     replicate = f"in replicate {row['replicate']}" if "replicate" in row else ""
     timing = f"under {row['clock']} {row['cache']}" if "clock" in row else ""
@@ -177,9 +177,9 @@ def _named(row: schema.Row) -> str:
 
 
 def _numbered(tables: Tables, study: Study) -> dict[str, pd.DataFrame]:
-    """The tables with two more columns: `case`, a number for each implementation, shape and replicate; and `block`.
+    """The tables with 2 more columns: `case`, a number for each implementation, shape and replicate; and `block`.
 
-    A block is all cases of a shape and replicate. Two tables are added: `asked` has the cases of the study and of its
+    A block is all cases of a shape and replicate. 2 tables are added: `asked` has the cases of the study and of its
     control, `blocks` a row of samples for each case, timing and process.
     """
     asked = pd.DataFrame([shape.axes for shape in study.shapes])
@@ -200,7 +200,7 @@ def _are_among(rows: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> np.nd
 
 
 def _broken_among_all(tables: Tables, manifest: schema.Manifest, study: Study) -> Broken:
-    """Rows that are there twice or not of the study, and cases and processes that are lacking."""
+    """Rows that are duplicates or not of the study, and missing cases and processes."""
     cases, closed, due = tables["cases"], manifest.get("closed_early"), tables["asked"]
     is_whole = manifest["complete"] and not closed  # or else a shape may have been cut off before its cases
     for table, columns in TABLES.items():
@@ -231,7 +231,7 @@ def _broken_among_all(tables: Tables, manifest: schema.Manifest, study: Study) -
 
 
 def _broken_among_samples(tables: Tables, manifest: schema.Manifest, study: Study) -> Broken:
-    """Samples out of turn or all alike, and rounds that are lacking."""
+    """Samples out of turn or all alike, and missing rounds."""
     samples, blocks, cases = (tables[table] for table in ("samples", "blocks", "cases"))
     block, turn = ["block", *TIMING], ["case", *TIMING]
     there = [timing for timing in study.timings if str(timing) not in manifest["missing_clocks"]]

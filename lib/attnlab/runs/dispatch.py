@@ -22,22 +22,22 @@ from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 
 NEAREST = 4
-"""The measured shapes by which one is judged that was not measured."""
+"""The number of measured shapes that estimate a shape that was not measured."""
 SOFTENING = 0.3
-"""What is added to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
+"""The addition to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
 FARTHEST = 6.0
 """Where the nearest measured shape is more doublings away, nothing is known.
 
-It was 4 when `h200-2026-11-30-drawn` was measured: at (32, 27, 3, 64) with 3 KV heads and 97 keys, 4.6 doublings away,
+It was 4 when `h200-2026-11-30-drawn` was measured. At (32, 27, 3, 64) with 3 KV heads and 97 keys, 4.6 doublings away,
 `attend` called SDPA, which takes 7 times as long as `kernel.best`.
 """
 MARGIN = 1.05
-"""How far ahead of the fallback a kernel has to be under another PyTorch than the table's, where that may be faster.
+"""The least speedup over the fallback for a kernel under another PyTorch than the table's, which may be faster.
 
 Of the shapes in the tables of H100 and H200, 0.5 % are between 1 and this. No run compares SDPA of 2 versions.
 """
 TILE_QUERIES, TILE_KEYS = 64, 128
-"""Lengths that need as many tiles are at one place: a tile costs the same half empty."""
+"""Lengths with the same number of tiles are at one place: an unfilled tile costs as much as a full one."""
 
 
 class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -46,7 +46,7 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
     Attributes:
         speedup: over the fallback, by the clock where it gains least, with its interval `low` to `high`.
         speedups: the `choices.gain` of every candidate, on the values where it gains least.
-        instance: what `kernel.best` ran, as `Tuning.running` gives it; empty where it isn't among the candidates.
+        instance: of `kernel.best`, as from `Tuning.running`; empty where `kernel.best` isn't among the candidates.
     """
 
     AXES: ClassVar[tuple[str, ...]] = Shape.AXES[:8]
@@ -83,9 +83,9 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Regret(BaseModel, extra="forbid", frozen=True, strict=True):
-    """How much longer the choices of a table take than the best ones, at shapes drawn at random that it doesn't hold.
+    """The extra time of a table's choices over the best ones, at shapes drawn at random that the table doesn't hold.
 
-    At each shape the values count on which a choice does worst.
+    Each shape counts with the input distribution on which its choice does worst.
 
     Attributes:
         best_pct: the share of the shapes at which nothing was more than 1 % faster than the choice.
@@ -106,15 +106,15 @@ class Regret(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
-    """The choices by runs on one device, and what they say of shapes that these did not measure.
+    """The choices by runs on one device, and estimates for shapes that these did not measure.
 
     Attributes:
         run: their names, by commas; `seal` likewise.
         timing: the clocks that the choices go by.
-        sources: the hash of each rung that it names, as `ladder.hashes` gives it.
+        sources: the hash of each kernel that it names, from `ladder.hashes`.
         error_pct: by implementation, the root mean square distance of speedups from the estimates by other shapes.
         regret: for each clock; empty where no shapes were drawn at random.
-        drawn: what `kernel.best` ran at those shapes, by their labels, as `Choice.instance`.
+        drawn: the instance of `kernel.best` at those shapes, by their labels, as `Choice.instance`.
         dropped: labels of drawn shapes that don't count until they are measured again, as `kernel.best` has changed.
     """
 
@@ -147,10 +147,10 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return sorted(names - changed - {FALLBACK})
 
     def choose(self, shape: Shape, torch: str | None = None) -> str:
-        """What to call at a shape: what was chosen there, or else what is expected to be the fastest.
+        """The implementation to call at a shape: the one chosen there, or else the one expected to be the fastest.
 
         It is the fallback where nothing is expected to be faster, or nothing near was measured. A wrong choice costs as
-        much as one that was not made, so none is asked to be ahead by the error of its estimate. Where `kernel.best`
+        much as a missed one, so the lead of a choice may be smaller than the error of its estimate. Where `kernel.best`
         was chosen and now runs another instance, the shape counts as not measured.
 
         Args:
@@ -167,10 +167,10 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return best if expected.get(best, 0) > (MARGIN if moved else 1) else FALLBACK
 
     def estimate(self, shape: Shape) -> dict[str, float]:
-        """The speedups to be expected at a shape, of the candidates that all of the `NEAREST` measured ones have.
+        """The expected speedups at a shape, of the candidates that all of its `NEAREST` measured shapes have.
 
-        It is the mean of their logarithms, weighted by the inverse square of the distance (Shepard 1968), among shapes
-        of the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
+        Each is the mean of logarithms, weighted by the inverse square of the distance (Shepard 1968). Neighbours have
+        the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
         """
         own, here = self._at.get(shape), _place(shape)
         alike = ((math.dist(here, its), choice) for choice, its in self._places.get(_kind(shape), []))
@@ -191,12 +191,12 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return ran is not None and ran == self._running(shape)
 
     def _holds(self, choice: Choice) -> bool:
-        """Whether `kernel.best` still runs what was measured at a shape."""
+        """Whether `kernel.best` still runs the instance that was measured at a shape."""
         return BEST not in choice.speedups or choice.instance == self._running(choice.shape)
 
     @cached_property
     def _running(self) -> Callable[[Shape], str]:
-        """What `kernel.best` runs at a shape now, as `Tuning.running` gives it; asked once of each."""
+        """The instance of `kernel.best` at a shape now, from `Tuning.running`; looked up once for each shape."""
         try:
             return cache(tuning.load(self.device).running)
         except UserError:
@@ -219,11 +219,11 @@ def _kind(shape: Shape) -> tuple[int, bool, bool]:
 
 
 def _place(shape: Shape) -> tuple[float, ...]:
-    """Where a shape lies among others, in doublings: by heads, queries, heads that share keys, and keys.
+    """The place of a shape among others, in doublings: by heads, queries, heads that share keys, and keys.
 
-    Lengths count as whole tiles, but for few queries, which share one with other heads. By the lengths themselves, 155
-    keys are next to 128, though they take cuDNN two tiles for one: it was called where `kernel.best` takes half as
-    long.
+    Lengths count as whole tiles, except few queries, which share a tile with other heads. By the lengths themselves,
+    155 keys are next to 128, though cuDNN needs 2 tiles for 155 and 1 for 128. At 155 keys, cuDNN was called where
+    `kernel.best` takes half as long.
     """
     queries = shape.seq_len if tuning.rows_of(shape) else TILE_QUERIES * math.ceil(shape.seq_len / TILE_QUERIES)
     keys = TILE_KEYS * math.ceil(shape.kv_len / TILE_KEYS)
@@ -232,7 +232,7 @@ def _place(shape: Shape) -> tuple[float, ...]:
 
 
 def identity(device_name: str) -> dict[str, str]:
-    """The runs that a device's table is by, and its SHA-256 by the name of its file; empty without one; as `load`."""
+    """The runs of a device's table, and its SHA-256 by the name of its file; empty without one; raises as `load`."""
     file = path(device_name)
     if not file.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""What a manifest says of its run: its fields, their types and ranges, and what they say of each other."""
+"""The manifest of a run: its fields, their types and ranges, and the relations among them."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -72,7 +72,7 @@ class _Ceiling(_Part):
 
 
 class _Fields(_Part):
-    """All fields; `converted` says how the run came into this layout, if it was recorded in another."""
+    """All fields; `converted` states the conversion of a run that was recorded in another layout."""
 
     schema_: Annotated[int, Field(ge=1, alias="schema")]
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
@@ -157,7 +157,7 @@ class _Fields(_Part):
 
 
 def require(manifest: Manifest, where: str) -> None:
-    """Raise UserError unless this is what the manifest of a run holds; `where` names it in the message."""
+    """Raise UserError unless this is a valid manifest of a run; `where` names it in the message."""
     advice = ": restore it from where the run came from"
     if odd := first_odd(manifest, FREE):
         raise UserError(f"{where}: {odd[0]}: {odd[1][:60]!r} has to be plain: letters, digits and signs{advice}")

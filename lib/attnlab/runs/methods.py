@@ -2,7 +2,7 @@
 
 EAGER, DEVICE, DEVICE_COLD = "eager", "device", "device.cold"
 DEVICE_REPEATED = "device.repeated"
-"""The device clock around calls that all read the same values, which those of a run's samples never do."""
+"""The device clock around calls that all read the same values, unlike the calls of a run's samples."""
 CUPTI, CUPTI_GRAPH, CUPTI_SPAN = "cupti", "cupti.graph", "cupti.span"
 TRITON_DO_BENCH, TRITON_CUDAGRAPH = "triton.do_bench", "triton.cudagraph"
 NCU, NCU_COLD, NVBENCH, NVBENCH_COLD = "ncu", "ncu.cold", "nvbench.batch", "nvbench.cold"

@@ -1,4 +1,4 @@
-"""What Nsight Compute counts, by its names from compute capability 7.0 on, and what the canary looks for."""
+"""Nsight Compute's counters, by their names from compute capability 7.0 on, and the readings of the canary."""
 
 ELAPSED, ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
 """Suffixes for a share of a unit's peak rate, in percent: over the kernel's whole time, over its active cycles."""
@@ -43,7 +43,7 @@ WAITS = {
     "tex_throttle": "room for textures",
     "wait": "a fixed latency",
 }
-"""What warps wait for, by the name of the state in Nsight Compute's metric; being selected, or not, is no waiting."""
+"""The causes of waiting warps, by the state's name in Nsight Compute's metric; to be selected or not is no wait."""
 
 
 def stalled(reason: str) -> str:
@@ -62,15 +62,15 @@ COUNTERS = (
     *(f"launch__occupancy_limit_{limit}" for limit in ("registers", "shared_mem", "warps", "blocks")),
     *map(stalled, sorted((*WAITS, "not_selected", "selected"))),
 )
-"""What a profile asks for; a GPU that lacks a counter leaves it out."""
+"""The counters of a profile; a GPU that lacks a counter leaves it out."""
 
 CANARY = "canary"
 HITS, LATENCY, HIT, MISS = "hits", "latency", "hit", "miss"
-"""What the canary records of a tensor: lines found in the L2 (%), cycles of a line, and cycles of a hit and a miss."""
+"""The canary's readings of a tensor: lines found in the L2 (%), cycles of a line, and cycles of a hit and a miss."""
 
 
 def of_canary(tensor: str, what: str) -> str:
-    """What the canary records of Q, K or V."""
+    """The name of a reading of Q, K or V by the canary."""
     return f"{CANARY}.{tensor}.{what}"
 
 

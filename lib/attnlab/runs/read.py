@@ -1,4 +1,4 @@
-"""Reading runs: which there are, what one holds, and whether that is what was recorded."""
+"""Reading runs: their names, their tables, and the check that these are as recorded."""
 
 import hashlib
 import io
@@ -20,17 +20,17 @@ from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.tables import TABLES
 
 JUDGED: set[str] = set()
-"""The seals of runs that were checked against what they say. A seal covers every table."""
+"""The seals of runs that passed all checks. A seal covers every table."""
 
 
 def names() -> list[str]:
-    """All runs, the newest last, whatever its clock said."""
+    """All runs, the newest last, even where its clock was set back."""
     order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json")}
     return sorted(order, key=lambda name: (order[name], name))
 
 
 def newest_order() -> str:
-    """By what the newest run is put in order; empty where there is none."""
+    """The `order` of the newest run; empty where there is none."""
     return max(map(_order, paths.data().glob("*/manifest.json")), default="")
 
 
@@ -50,11 +50,11 @@ def manifests(
 
 
 def load(name: str) -> schema.Run:
-    """Read a run and hold it to what it says; a run that is not complete is read from its parts.
+    """Read a run and check it; a run that is not complete is read from its parts.
 
     Raises:
-        UserError: there is no such run; it was changed after it was recorded; it is of another schema; or it holds what
-            no run can hold, or what its study, its manifest or another of its tables contradicts.
+        UserError: there is no such run, it was changed after it was recorded, or it is of another schema. Or a row is
+            invalid, or contradicts the study, the manifest or another table of the run.
     """
     name = str(name)  # a caller may take digits for a number
     tables: dict[str, pd.DataFrame] = {}
@@ -116,10 +116,10 @@ def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.
 
 
 def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
-    """The tables of a run that is not complete, as `checks.frame_of_files` gives them.
+    """The tables of a run that is not complete, from `checks.frame_of_files`.
 
     Raises:
-        UserError: a part was changed after it was recorded, or holds what its table can't.
+        UserError: a part was changed after it was recorded, or holds a value that its table can't.
         FileNotFoundError: the run was closed in the meantime.
     """
     there = sorted((schema.folder(name) / schema.PARTS).glob("*.parquet"))  # listed once: later blocks are left out

@@ -1,4 +1,4 @@
-"""What both halves spell alike: the folder of a run, its keys, statuses, kinds of inputs."""
+"""The names that both halves share: the folder of a run, its keys, statuses, kinds of inputs."""
 
 import hashlib
 import re
@@ -21,15 +21,15 @@ CASE = ("implementation", *Shape.AXES)
 TIMING = tuple(Timing.model_fields)
 """The columns that name a case, and those that name a timing."""
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
-"""What became of a case."""
+"""The outcomes of a case."""
 TOO_LONG = "one call takes"
-"""How the reason begins why a case was skipped whose call takes longer than the study allows."""
+"""The start of the reason for skipping a case whose call takes longer than the study allows."""
 BEFORE, AFTER = MOMENTS = ("before", "after")
 """When a case is checked: before or after it is timed."""
 LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
 MEMSET = "Memset"
-"""How the profiler's name begins of work that clears memory, as cuDNN does before its kernel."""
+"""The start of the profiler's name for work that clears memory, as cuDNN does before its kernel."""
 PARTS = "parts"
 """The folder with the blocks of a run while it is measured, in the run's own."""
 Manifest = dict[str, Any]
@@ -66,7 +66,7 @@ class Run:
 
     Attributes:
         manifest: schema, rules, environment and its hash, device, ceilings, clocks, study, ladder, hashes of the files.
-        samples: a row per sample; `attnlab.runs.tables` declares what this table and the others hold.
+        samples: a row per sample; `attnlab.runs.tables` declares the columns of this table and the others.
     """
 
     name: str
@@ -97,15 +97,15 @@ class Run:
 
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-"""The names that runs may have. Programs that are handed paths take other characters for their own."""
+"""The names that runs may have. Other characters have a meaning to programs that take paths."""
 IMPLEMENTATION = re.compile(r"[A-Za-z]\w*(\.\w+)+")
 """The names that an implementation of a run may have; the names of files are made of them."""
 TIME = re.compile(r"\d{4}-\d\d-\d\d\S*")
-"""How runs state when they began, by which they are put in order."""
+"""The form of the time at which a run began; runs are ordered by it."""
 PART = re.compile(r"\w+\.[\w-]+\.[0-9a-f]{16}\.parquet")
-"""The names of parts: table, key of the block, and the start of the hash of what is in it."""
+"""The names of parts: table, key of the block, and the start of the hash of its content."""
 TAKEN = (paths.REFERENCE.name, "dispatch", "models")
-"""Folders beside the runs: what others published, dispatch tables, and the frames of notebook 09."""
+"""Folders next to the runs: published data of others, dispatch tables, and the frames of notebook 09."""
 
 
 def folder(name: str) -> Path:

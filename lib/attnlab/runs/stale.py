@@ -1,4 +1,4 @@
-"""Which kernels of a run have changed since, so that its evidence is not of today's."""
+"""The kernels of a run that have changed since: its evidence is not about today's kernels."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,8 +25,8 @@ def stale(run: Run) -> Changes:
     """The kernels of a run that changed since or no longer exist; none of the ladder where there is no ladder at all.
 
     A kernel is its source, the headers of ours that it includes, and its entry in the ladder. `kernel.best` changed at
-    the shapes at which it would launch something else than it launched. A function of a user's own has changed if the
-    file of its module is here, and is another. A file in data/ is none of these: it came with a run, and isn't read.
+    the shapes at which it would launch another instance. A user's function has changed if the file of its module is
+    here and differs. A file in data/ is not read for this: it came with a run.
     """
     prefixes = (ladder.PREFIX,) if (paths.kernels() / "ladder.toml").is_file() else ()
     recorded, named = run.manifest["kernels"], run.manifest["study"]["implementations"]
@@ -44,9 +44,9 @@ def stale(run: Run) -> Changes:
 
 
 def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
-    """The shapes at which `kernel.best` would launch something else than in a run; None for all, empty for none.
+    """The shapes at which `kernel.best` would launch another instance than in a run; None for all, empty for none.
 
-    Where anything of it changed, that is also where a run doesn't tell the source of the rung that was launched.
+    If it changed at all, these include shapes at which a run doesn't tell the source of the launched kernel.
     """
     same, launched = now.get(BEST) == run.manifest["kernels"][BEST], run.resources["implementation"] == BEST
     rows = run.resources[launched].drop_duplicates([*CASE, "function"]).to_dict("records")

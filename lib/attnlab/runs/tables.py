@@ -1,7 +1,7 @@
 """The tables of a run, a pyarrow schema each.
 
-The metadata of a field say what its column means and which values it may hold. Checks, the types of frames and the
-tables of data/README.md follow from these.
+The metadata of a field state the meaning of its column and the values that it may hold. Checks, the types of frames and
+the tables of data/README.md follow from these.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,22 +29,22 @@ def dtype(field: pa.Field) -> str:
 
 
 def about(field: pa.Field, what: str) -> str:
-    """What the metadata of a field say: `means`, `values`, `least`, `pattern`, `key`, `free`; empty for nothing."""
+    """An entry of a field's metadata: `means`, `values`, `least`, `pattern`, `key`, `free`; empty without one."""
     return (field.metadata or {}).get(what.encode(), b"").decode()
 
 
 def key(table: pa.Schema) -> list[str]:
-    """The columns that together name a row: no two rows share them all."""
+    """The columns that together name a row: no 2 rows share them all."""
     return [field.name for field in table if about(field, "key")]
 
 
 def free(table: pa.Schema) -> list[str]:
-    """The columns that hold texts of others. They are kept as `texts.printable`: terminals have to take them."""
+    """The columns that hold texts of others. They are kept as `texts.printable`, which terminals can show."""
     return [field.name for field in table if about(field, "free")]
 
 
 def frame_of(table: pa.Schema, rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as they are recorded: with all columns, and with types also where nothing is known."""
+    """Rows as they are recorded: with all columns, and with types even where all values are missing."""
     plain = [row | {name: texts.printable(row[name]) for name in free(table) if row.get(name)} for row in rows]
     made = pd.DataFrame(plain, columns=table.names)
     return made.astype({field.name: dtype(field) for field in table if field.nullable or made.empty})

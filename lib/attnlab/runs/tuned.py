@@ -1,4 +1,4 @@
-"""Layouts that were tuned: what `attnlab.tune` found to be the fastest at each, in the user's cache folder."""
+"""Tuned layouts: the fastest implementation at each by `attnlab.tune`, in the user's cache folder."""
 
 import warnings
 from pathlib import Path
@@ -12,11 +12,11 @@ from attnlab.study import implementations, ladder, tuning
 
 CANDIDATES = (*implementations.SDPA, ladder.BEST)
 counted = True
-"""Whether they count: not in a process that measures a run, which records the table that `attnlab.attend` goes by."""
+"""Whether tuned layouts count: not while a run is measured, which records the table that `attnlab.attend` uses."""
 
 
 class Entry(BaseModel, extra="forbid", frozen=True, strict=True):
-    """What was the fastest at a layout; if it is a kernel, with its hash, as `tuning.hashes` gives it."""
+    """The fastest implementation at a layout; if it is a kernel, with its hash from `tuning.hashes`."""
 
     implementation: str
     source: str = ""
@@ -42,7 +42,7 @@ def path(device_name: str, torch: str) -> Path:
 
 
 def load(device_name: str, torch: str) -> dict[str, str]:
-    """What to call at each layout, without kernels that have changed since; a warning says that a file is damaged."""
+    """The implementation for each layout, without kernels that changed since; a warning reports a damaged file."""
     if not counted:
         return {}
     try:
@@ -55,7 +55,7 @@ def load(device_name: str, torch: str) -> dict[str, str]:
 
 
 def keep(device_name: str, torch: str, words: str, entry: Entry) -> Path:
-    """Keep the choice at a layout next to those that other processes keep; a damaged file is replaced.
+    """Keep the choice at a layout next to those of other processes; a damaged file is replaced.
 
     Raises OSError: the folder takes no file. RuntimeError: there is no home for one.
     """

@@ -37,8 +37,8 @@ BEGUN = "begun.json"
 def create(name: str, manifest: Manifest) -> None:
     """Begin a run: make its folder, with a manifest that says that it isn't complete.
 
-    Its ``order`` is when it began. If the newest run isn't older by the clock (it was set back, or both began within a
-    second), it is that run's and a ``+``, which sorts after it.
+    Its ``order`` is the time at which it began. If the newest run isn't older (the clock was set back, or both began
+    within a second), the ``order`` is that run's and a ``+``, which sorts after it.
     """
     target = folder(name)
     (target / PARTS).mkdir(parents=True, exist_ok=True)
@@ -51,15 +51,15 @@ def create(name: str, manifest: Manifest) -> None:
 
 @contextmanager
 def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
-    """Hold the run for writing. A second process is refused.
+    """Hold the run for writing. A second process gets an error.
 
     Args:
-        stated: the field of the manifest that states a new run's work. It is kept until there is a manifest, so that a
-            run that was killed before that begins again with the same work alone.
+        stated: the field of the manifest that states a new run's work. It is kept until there is a manifest. A run
+            that was killed before that begins again only with the same work.
 
     Raises:
-        UserError: another process is measuring into this run, there is something of this name that is no run, or the
-            run was killed before it had a manifest and its work was another.
+        UserError: another process is measuring into this run, the name is that of something else, or the run was
+            killed before it had a manifest and its work was another.
     """
     target = folder(name)
     manifest = target / "manifest.json"
@@ -178,7 +178,7 @@ def require_incomplete(name: str, manifest: Manifest) -> None:
 
 
 def close_early(name: str) -> None:
-    """Close a run that was cut off with what it holds; if it lacks anything, its manifest then says how much it holds.
+    """Close a run that was cut off; if it lacks anything, its manifest then states how much it holds.
 
     Raises:
         UserError: the run is complete, is being measured into, or holds no whole replicate.

@@ -1,1 +1,1 @@
-"""What is stated before anything is measured: shapes, studies, implementations, the ladder."""
+"""Statements that precede every measurement: shapes, studies, implementations, the ladder."""

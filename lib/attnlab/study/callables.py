@@ -1,7 +1,7 @@
-"""Python functions of one's own, which a study calls ``python.<module>.<function>``: their files, and hashes of these.
+"""Users' Python functions, which a study calls ``python.<module>.<function>``: their files, and hashes of these.
 
-A module is found as Python finds it: on PYTHONPATH, installed, or next to the file of the study. To find its file
-imports nothing, not even the packages that it is in: a name may come from a run that a stranger recorded.
+A module is found as Python finds it: on PYTHONPATH, installed, or next to the file of the study. The search
+imports nothing, not even the packages of the module: a name may come from a run that a stranger recorded.
 
 Modules next to a study serve that study and each other alone: the folder isn't on `sys.path`, where PyTorch would take
 a `triton.py` for Triton.
@@ -23,12 +23,12 @@ from attnlab.base.errors import UserError
 
 PREFIX = "python."
 BESIDE = "BESIDE_STUDY"
-"""The environment variable that tells processes which measure the folder of their study."""
+"""The environment variable that gives measuring processes the folder of their study."""
 _NAME = re.compile(r"python\.(\w+(?:\.\w+)*)\.(\w+)", re.ASCII)
 
 
 def among(names: Iterable[str]) -> list[str]:
-    """Those of the names that are of functions of one's own."""
+    """The names of users' functions among these."""
     return [name for name in names if name.startswith(PREFIX)]
 
 
@@ -57,7 +57,7 @@ def file(name: str) -> Path:
 
 
 def imported(name: str) -> ModuleType:
-    """The module of a function; raises UserError where it has no file, and what importing it raises."""
+    """The module of a function; raises UserError where it has no file, and the errors of its import."""
     module, _ = parts(name)
     found = file(name)
     folder = _folder()
@@ -86,10 +86,10 @@ def _folder() -> str:
 
 
 class _Beside:
-    """Finds what a file next to a study imports from there; for all others there is nothing."""
+    """Finds the modules that a file next to a study imports from there; finds nothing for other files."""
 
     def find_spec(self, module: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The module of this name next to the file that imports it, after all other places were looked at."""
+        """The module of this name next to the file that imports it, after a search of all other places."""
         importing = sys._getframe(1)
         while importing.f_back and "importlib" in importing.f_code.co_filename:
             importing = importing.f_back
@@ -99,5 +99,5 @@ class _Beside:
 
 
 def hashes(names: Iterable[str]) -> dict[str, str]:
-    """By name, the SHA-256 of the file of each function of one's own; raises UserError where one has no file."""
+    """By name, the SHA-256 of the file of each user's function; raises UserError where one has no file."""
     return {name: hashlib.sha256(file(name).read_bytes()).hexdigest() for name in among(names)}

@@ -9,17 +9,17 @@ MOST_FLOPS = 2e12
 """A shape with more is drawn again: its call takes milliseconds on any GPU, where choosing is easy."""
 MOST_BYTES = 2e9
 QUERIES = {"all": 0.7, "chunk": 0.15, "few": 0.15}
-"""How often a shape has as many queries as keys, a chunk of them after what a cache holds, or at most `FEW`."""
+"""How often a shape has as many queries as keys, a chunk of them after cached keys, or at most `FEW`."""
 FEW = 64
 
 
 def draw(count: int, seed: int, law: str = "models") -> list[Shape]:
-    """As many different shapes as `count`. Sizes are drawn evenly over doublings, 1 to 64 sequences by both laws.
+    """Draw `count` different shapes. Sizes are even over doublings. Both laws draw 1 to 64 sequences.
 
-    ``models``: 16 to 8192 queries, up to 32,768 keys; heads, and those that share keys, evenly of what models have.
-    ``log-uniform``: 1 to 64 heads, of which up to 16 share keys; a quarter of the shapes has 1 to 64 queries over 64 to
-    32,768 keys, the others 16 to 16,384 queries and as many keys. In 10 % of the shapes head_dim is 256. By both laws,
-    the other head dimensions, dtype and mask are even.
+    ``models``: 16 to 8192 queries, up to 32,768 keys; heads, and those that share keys, evenly from those of models.
+    ``log-uniform``: 1 to 64 heads, of which up to 16 share keys. 25 % of the shapes have 1 to 64 queries over 64 to
+    32,768 keys, the others 16 to 16,384 queries and as many keys. In 10 % of the shapes head_dim is 256. Both laws draw
+    the other head dimensions, dtype and mask evenly.
     """
     source, shape_of = random.Random(seed), {"models": _of_models, "log-uniform": _log_uniform}[law]
     found: dict[Shape, None] = {}

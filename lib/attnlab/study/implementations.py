@@ -8,7 +8,7 @@ from attnlab.study import callables, ladder
 DISPATCH = "dispatch.attend"
 """`attnlab.attend`, where it is measured itself."""
 FALLBACK = "sdpa.auto"
-"""What `attnlab.attend` calls where its dispatch table names nothing else."""
+"""The implementation that `attnlab.attend` calls where its dispatch table names no other."""
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
 PEERS = {
@@ -25,26 +25,26 @@ FP8_QUANTIZING = (f"{FP8_KERNEL}_quantizing", f"{FP8_KERNEL}_quantizing_rotated"
 FP8_ROTATED = (f"{FP8_KERNEL}_rotated", FP8_QUANTIZING[1])
 """These rotate Q and K before they round them, as the quantising kernel can."""
 FP8_ALIASES = (*FP8_QUANTIZING, FP8_ROTATED[0])
-"""These call the rung `FP8_KERNEL` with other inputs, and are no rungs."""
+"""These call the kernel `FP8_KERNEL` with other inputs, and are not in the ladder."""
 FP8 = (FP8_KERNEL, *FP8_ALIASES, CUDNN_FP8)
-"""These round Q, K and V of 16 bits to e4m3 and multiply these: before they are timed or, by their names, while."""
+"""These round Q, K and V of 16 bits to e4m3 and multiply these. By their names, they round before or within timing."""
 PACKAGES = PEERS | {CUDNN_FP8: PEERS["peer.cudnn"]}
 E4M3 = "float8_e4m3fn"
 _CONTROL = "control."
 
 
 def known(named: Collection[str] | None = None) -> tuple[str, ...]:
-    """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``.
+    """Every implementation that a study may name; a kernel of the ladder is ``kernel.<rung>``.
 
-    Of the functions of one's own, ``python.<module>.<function>``, they are those that are named.
+    Users' functions, ``python.<module>.<function>``, are known if they are named.
 
-    Where there is a ladder, ``kernel.best`` is what the tuning of the device chose from it.
+    Where there is a ladder, ``kernel.best`` is the choice from it by the tuning of the device.
 
     Args:
-        named: what a study names; if nothing of it is of the ladder, the ladder is not read.
+        named: the names in a study; if none of them is in the ladder, the ladder is not read.
 
     Raises:
-        UserError: what is named as a function of one's own states no module or no function.
+        UserError: the name of a user's function states no module or no function.
     """
     own = [name for name in callables.among(named or ()) if callables.parts(name)]
     fixed = (*SDPA, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH, *own)

@@ -1,6 +1,6 @@
 """The ladder: the hand-written kernels, each improving on an earlier one, as kernels/ladder.toml states them.
 
-Nothing here needs a GPU or a compiler. `attnlab.compile` compiles a rung, and the half that measures launches it.
+Nothing here needs a GPU or a compiler. `attnlab.compile` compiles a kernel, and the half that measures launches it.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from attnlab.base.documents import Count, Positive, Size, digest, validated
 from attnlab.base.errors import UserError, suggestion
 
 PREFIX = "kernel."
-"""The start of a rung's name as an implementation."""
+"""The start of a kernel's name as an implementation."""
 BEST = f"{PREFIX}best"
-"""The implementation that runs, at each shape, what the tuning of the device chose (`attnlab.study.tuning`)."""
+"""The implementation that runs, at each shape, the choice of the device's tuning (`attnlab.study.tuning`)."""
 MASKS = {False: "full", True: "causal"}
-"""What a tile calls a mask, by whether it is causal."""
+"""A tile's name for a mask, by whether it is causal."""
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float8_e4m3fn": "E4M3"}
 """The type that is a kernel's first template argument, by dtype."""
 STANDARD = "-std=c++17"
@@ -33,7 +33,7 @@ MOST_SHARED_BYTES = 227 * 1024
 # The most rows that a box of a tensor map can have.
 MOST_BOX_ROWS = 256
 TILE_ROWS = 128
-"""Tiles of queries have mostly so many rows, of which each multiprocessor has one at a time."""
+"""The rows of most tiles of queries. Each multiprocessor has one tile at a time."""
 RECORDED = {
     ("pointers", "plain"): "pointers",
     ("tensor maps", "plain"): "tensor maps",
@@ -42,16 +42,16 @@ RECORDED = {
     ("pointers", "packing"): "split keys",
     ("tensor maps", "packing"): "split keys in pairs",
 }
-"""By `arguments` and `parameters`, the one word for both that runs record and that hashes are made of."""
+"""By `arguments` and `parameters`, the single word for both in the records of runs and in hashes."""
 LAUNCH = ("dtypes", "architectures", "arguments", "parameters", "persistent", "tiles")
-"""The fields that a rung takes over from the one that `launched_like` names, unless it states them."""
+"""The fields that a kernel takes over from the one that `launched_like` names, unless it states them."""
 
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
 Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
 class Tile(BaseModel):
-    """How a rung serves one head_dim, at all shapes or at some.
+    """How a kernel serves one head_dim, at all shapes or at some.
 
     Attributes:
         rows: queries that one work item covers.
@@ -60,7 +60,7 @@ class Tile(BaseModel):
         shared_bytes: dynamic shared memory per CTA.
         template: template arguments after element, head_dim and causal, by name, in the kernel's order.
         box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
-        name: what distinguishes it from the rung's other tiles for this head_dim; may be empty if there are none.
+        name: distinguishes it from the kernel's other tiles for this head_dim; may be empty if there are none.
         shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
         masks: the masks that it serves.
     """
@@ -91,7 +91,7 @@ class Tile(BaseModel):
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"the tile {repr(self.name) + ' ' if self.name else ''}for head_dim {self.head_dim}"
 
     @property
@@ -100,7 +100,7 @@ class Tile(BaseModel):
         return self.box_rows or self.rows
 
     def items(self, seq_len: int, heads: int) -> int:
-        """The work items of a call with so many queries a head, and heads over all batches."""
+        """The work items of a call with `seq_len` queries a head, and `heads` over all batches."""
         return math.ceil(seq_len / self.rows) * heads
 
     def serves_length(self, kv_len: int) -> bool:
@@ -109,11 +109,11 @@ class Tile(BaseModel):
 
 
 class Recorded(BaseModel):
-    """A rung as a run recorded it, of which only the fields count that tell what it is to gain over an earlier one.
+    """A kernel of the ladder as a run recorded it. Only the fields about its gain over an earlier one count.
 
     Attributes:
-        after: the rung that it is compared with; empty if there is none.
-        hypothesis: what it changes, and what that should gain.
+        after: the kernel that it is compared with; empty if there is none.
+        hypothesis: its change, and the expected gain.
         expected_speedup: the speedup over `after` at the target.
     """
 
@@ -127,35 +127,35 @@ class Recorded(BaseModel):
 
     @property
     def implementation(self) -> str:
-        """The name that a study calls it by."""
+        """Its name in a study."""
         return PREFIX + self.name
 
     @property
     def before(self) -> str:
-        """The same of the rung that it is compared with; empty if there is none."""
+        """The same of the kernel that it is compared with; empty if there is none."""
         return PREFIX + self.after if self.after else ""
 
 
 class Rung(Recorded):
-    """One kernel: where its source is, how it is instantiated and launched, what it serves, and what it should gain.
+    """One kernel: its source, its instances and launch, the shapes that it serves, and its expected gain.
 
     Attributes:
         arguments: how Q, K, V and O are passed: ``pointers`` or ``tensor maps``.
-        parameters: what follows them. ``plain``: the heads over all batches, seq_len and the scale, of contiguous
+        parameters: follow the arguments. ``plain``: the heads over all batches, seq_len and the scale, of contiguous
             tensors of one shape. With all others tensors may have any strides, heads may share K and V, and lengths and
-            the scale may differ: ``problem`` is a `Problem`, ``scaled problem`` the same and the scales of Q, K and V,
+            the scale may differ. ``problem`` is a `Problem`, ``scaled problem`` the same and the scales of Q, K and V,
             which are e4m3. ``packing`` is of kernels whose keys are split over CTAs: a workspace, the lengths of
-            sequences and a `Packing`; Q, K, V and O are pointers, and ``tensor maps`` of K and V follow for CTAs in
-            clusters of two, whose tiles of rows share a head of K and V.
+            sequences and a `Packing`. Then Q, K, V and O are pointers. ``tensor maps`` of K and V follow for CTAs in
+            clusters of 2, whose tiles of rows share a head of K and V.
         dtypes: of Q, K, V and O; of O alone where the others are e4m3, which it may be too.
         merge: with ``packing``, the kernel of the same source that merges the results of CTAs.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
-        reproducible: whether two runs on the same inputs have to be bitwise the same.
-        launched_like: the earlier rung whose `LAUNCH` fields this one takes over; empty for none.
+        reproducible: whether 2 runs on the same inputs have to be bitwise the same.
+        launched_like: the earlier kernel whose `LAUNCH` fields this one takes over; empty for none.
         text: the source itself, where it is not the file's.
-        tiles: how it is instantiated; of several that serve a shape, the first is what runs.
+        tiles: its instances; the first of several that serve a shape runs.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -196,7 +196,7 @@ class Rung(Recorded):
 
     @property
     def scaled(self) -> bool:
-        """Whether its Q, K and V are e4m3 with scales: studies round what they draw to these, and nothing tunes it."""
+        """Whether its Q, K and V are e4m3 with scales: studies round drawn values to these, and nothing tunes it."""
         return self.parameters == "scaled problem"
 
     @property
@@ -215,11 +215,11 @@ class Rung(Recorded):
         return self.splits_keys and self.arguments == "tensor maps"
 
     def tiles_for(self, head_dim: int, kv_len: int, causal: bool, rows: int = 0) -> list[Tile]:
-        """The tiles that serve such shapes, in the entry's order; the first is what runs.
+        """The tiles that serve such shapes, in the entry's order; the first one runs.
 
         Args:
-            rows: the queries of all heads that share a head of K and V. With split keys, only tiles serve them that
-                hold them, or `TILE_ROWS` of them, and leave the fewest rows empty; 0 for all.
+            rows: the queries of all heads that share a head of K and V; 0 for all tiles. With split keys, only
+                tiles serve that hold these rows, or `TILE_ROWS` of them, and leave the fewest empty.
         """
         tiles = [tile for tile in self.tiles if tile.head_dim == head_dim and tile.serves_length(kv_len)]
         tiles = [tile for tile in tiles if MASKS[causal] in tile.masks]
@@ -231,15 +231,15 @@ class Rung(Recorded):
         return tiles
 
     def serves_rows(self, tile: Tile, rows: int) -> bool:
-        """Whether a tile serves heads of K and V with so many rows: in pairs, those with an even number of tiles."""
+        """Whether a tile serves heads of K and V with these rows: in pairs, those with an even number of tiles."""
         return not self.paired or tile.items(rows, 1) % 2 == 0
 
     def serves_queries(self, seq_len: int) -> bool:
-        """Whether it serves so many queries of a head."""
+        """Whether it serves this number of queries of a head."""
         return seq_len <= (self.most_queries or seq_len)
 
     def architecture(self, capability: tuple[int, int]) -> str | None:
-        """The architecture to compile for on a device of this compute capability; None if the rung doesn't serve it.
+        """The architecture to compile for on a device of this compute capability; None if the kernel doesn't.
 
         Code for an architecture with a letter runs only there. Without a letter, it also serves all later ones, and is
         compiled for the device's own.
@@ -256,18 +256,18 @@ class Rung(Recorded):
         return f"{self.function}<{', '.join(arguments)}>"
 
     def merge_expression(self, dtype: str, tile: Tile) -> str:
-        """The name expression of the kernel that merges what an instance leaves; empty if there is none."""
+        """The name expression of the kernel that merges the results of an instance; empty if there is none."""
         return f"{self.merge}<{ELEMENTS[dtype]}, {tile.head_dim}>" if self.merge else ""
 
 
 def load(folder: Path | None = None) -> tuple[Rung, ...]:
-    """The rungs in order; none if there is no ladder.toml.
+    """The kernels in order; none if there is no ladder.toml.
 
     Args:
         folder: the folder of the kernels; default `paths.kernels`.
 
     Raises:
-        UserError: ladder.toml is not valid; the message names the rung and what to change.
+        UserError: ladder.toml is not valid; the message names the kernel and the remedy.
     """
     folder = folder or paths.kernels()
     path, where = folder / "ladder.toml", paths.shown(folder / "ladder.toml")
@@ -296,18 +296,18 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
 
 
 def drawn() -> tuple[Rung, ...]:
-    """The rungs that take what is drawn as it is: all but those of e4m3 with scales."""
+    """The kernels that take drawn values as they are: all but those of e4m3 with scales."""
     return tuple(rung for rung in load() if not rung.scaled)
 
 
 def among(names: Iterable[str]) -> list[Rung]:
-    """The rungs whose implementations are among these names; the ladder is read only if one is a kernel's."""
+    """The kernels whose implementations are among these names; the ladder is read only if one is a kernel's."""
     kernels = {name for name in names if name.startswith(PREFIX)}
     return [rung for rung in load() if rung.implementation in kernels] if kernels else []
 
 
 def rung(name: str) -> Rung:
-    """The rung whose implementation is called `name`; UserError if the ladder has none."""
+    """The kernel whose implementation is called `name`; UserError if the ladder has none."""
     rungs = {rung.implementation: rung for rung in load()}
     if name not in rungs:
         raise UserError(f"the ladder has no rung for {name!r}{suggestion(name, rungs)}")
@@ -327,8 +327,8 @@ def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
 
 
 def texts(rung: Rung) -> dict[str, str]:
-    """The source of a rung by its file's name, and the headers beside it that it includes, directly or through others;
-    UserError if one of them is not a text file."""
+    """The source of a kernel by its file's name, and the headers next to it that it includes, directly or through
+    others; UserError if one of them is not a text file."""
     found = {rung.source: rung.text} if rung.text else {}
     waiting = _INCLUDE.findall(rung.text) if rung.text else [rung.source]
     for name in waiting:  # which grows meanwhile
@@ -354,7 +354,7 @@ def code(source: str) -> str:
 
 
 def _require_place(rung: Rung, earlier: Collection[str], folder: Path) -> None:
-    """Raise UserError unless a rung has a new name, a source, and comes after the rung that it names."""
+    """Raise UserError unless a kernel has a new name, a source, and comes after the kernel that it names."""
     if rung.implementation == BEST:
         raise UserError(f"`{BEST}` is what `make tune` chose: choose another name")
     if rung.name in earlier:
@@ -367,7 +367,7 @@ def _require_place(rung: Rung, earlier: Collection[str], folder: Path) -> None:
 
 
 def _earlier(field: str, name: Any, earlier: Collection[str]) -> str:
-    """The name that a field states, if an earlier rung has it."""
+    """The name that a field states, if an earlier kernel has it."""
     if name in earlier:
         return str(name)
     known, near = ", ".join(earlier) or "none", suggestion(str(name), earlier)

@@ -28,7 +28,7 @@ class Shape:
         layout: ``heads first``, contiguous tensors; or ``tokens first``, transposed views of (B, S, H, D), as a model's
             projections leave them.
         scale: the factor of the scores; 0, the default, for 1/√D.
-        values: the kind of numbers in Q, K and V (`attnlab.study.values`).
+        values: the input distribution of Q, K and V (`attnlab.study.values`).
 
     Raises:
         ValueError: a size that is not a positive integer, a word that is not known, or axes that don't go together.
@@ -101,7 +101,7 @@ class Shape:
 
     @property
     def label(self) -> str:
-        """``(32, 8, 512, 64) float16``, with what differs from plain causal or full self-attention named."""
+        """``(32, 8, 512, 64) float16``, followed by the differences from plain causal or full self-attention."""
         words = ["causal"] * self.causal + self.special
         return ", ".join([f"({self.batch}, {self.heads}, {self.seq_len}, {self.head_dim}) {self.dtype}", *words])
 
@@ -164,11 +164,11 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of Q·Kᵀ and P·V, with a multiply-add counted as two.
+        """Floating-point operations of Q·Kᵀ and P·V, with a multiply-add counted as 2.
 
         ``4·B·H·S²·D``, causal ``2·B·H·S·(S+1)·D``: only scores that the mask leaves count. FlashAttention-2 (arXiv
         2307.08691, section 4.1) halves the full count instead, which gives ``S/(S+1)`` of this. Training takes 3.5
-        times as many: the backward pass has five products of that size (Q·Kᵀ again, dO·Vᵀ, and those for dV, dQ and
+        times as many: the backward pass has 5 products of that size (Q·Kᵀ again, dO·Vᵀ, and those for dV, dQ and
         dK).
         """
         return (4 if self.direction == "forward" else 14) * self.scores * self.head_dim
@@ -197,7 +197,7 @@ class Shape:
 
     @property
     def exponentials(self) -> int:
-        """Exponentials of the softmax, one per score; in training two, since the backward pass recomputes them."""
+        """Exponentials of the softmax, one per score; in training 2, since the backward pass recomputes them."""
         return self.scores * (1 if self.direction == "forward" else 2)
 
 

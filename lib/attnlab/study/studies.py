@@ -25,15 +25,15 @@ LONGEST = 200
 """The most characters of a name or a title."""
 Line = Annotated[str, Field(max_length=LONGEST, pattern=r"^[^\r\n]+$")]
 LARGEST_FILE, MOST_SHAPES = 2**18, 10_000
-"""The most bytes of a study's file, and shapes of its sweeps; more take longer to be read than anyone waits."""
+"""The most bytes of a study's file, and shapes of its sweeps; more take too long to read."""
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
 """With more, a run would take years, or be too large to be read."""
 FILES = (".yaml", ".yml")
-"""The ends of a path to a study; what ends otherwise is a name in studies/."""
+"""The ends of a path to a study; any other text is a name in studies/."""
 TRACED = 4
-"""CUPTI's durations take long to be read and vary little, so that a quarter of the samples says as much."""
+"""CUPTI's durations take long to read and vary little, so 1 sample in 4 is enough."""
 DTYPES = ("float16", "bfloat16", "float32")
-"""What a shape may have as its dtype; float64 is the oracle's own, and can't be checked against it."""
+"""The dtypes that a shape may have; float64 is the oracle's own, and can't be checked against it."""
 MOST_BYTES = 2**60
 """The most bytes that a shape may have; with more, sizes overflow before memory is allocated."""
 
@@ -72,7 +72,7 @@ class Timing(BaseModel, extra="forbid", frozen=True):
 
 
 class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
-    """So many shapes drawn at random by a seed and a law of `drawn.draw`, each on all of these kinds of values."""
+    """Shapes drawn at random by a seed and a law of `drawn.draw`, each on all of these input distributions."""
 
     shapes: Annotated[int, Field(ge=1, le=1000)]
     seed: Count
@@ -81,9 +81,9 @@ class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Study(BaseModel, extra="forbid", frozen=True, strict=True):
-    """What a run measures, as a file in studies/ states it; docs/studies.md explains each field.
+    """The work of a run, as a file in studies/ states it; docs/studies.md explains each field.
 
-    ``values: all`` is read as the list of all that are timed by default, so that a run records these. The shapes
+    ``values: all`` is read as the list of all distributions that are timed by default, which a run records. The shapes
     `drawn` follow those of the sweeps, and belong to none.
     """
 
@@ -151,11 +151,11 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def subjects(self) -> list[str]:
-        """What takes turns in a round: the implementations, and the baseline once more as its control."""
+        """The implementations, which take turns in a round, and the baseline once more as its control."""
         return [*self.implementations, implementations.control(self.baseline)]
 
     def rounds(self, timing: Timing) -> int:
-        """How many samples each case has under a timing in a replicate: of what CUPTI says, one for each `TRACED`."""
+        """The number of samples of each case under a timing in a replicate; by CUPTI, 1 in `TRACED`."""
         return max(2, self.samples // TRACED) if timing.clock == "cupti" else self.samples
 
     @property
@@ -171,7 +171,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @cached_property
     def drawn_shapes(self) -> list[Shape]:
-        """The shapes drawn at random, on each of their kinds of values."""
+        """The shapes drawn at random, on each of their input distributions."""
         if self.drawn is None:
             return []
         plain = drawn.draw(self.drawn.shapes, self.drawn.seed, self.drawn.law)

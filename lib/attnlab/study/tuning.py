@@ -1,4 +1,4 @@
-"""Tunings: which instance of which rung `kernel.best` runs at a shape, as `make tune` measured it on one device."""
+"""Tunings: which instance of which kernel `kernel.best` runs at a shape, as `make tune` measured it on one device."""
 
 import math
 from collections.abc import Collection
@@ -16,20 +16,20 @@ from attnlab.study.implementations import FP8_ALIASES, FP8_KERNEL
 from attnlab.study.ladder import BEST, PREFIX, Rung, Tile
 from attnlab.study.shapes import Shape
 
-# What a last round costs, in rounds, however few items it has; what it costs above that grows with their number. Fitted
+# The least cost of a last round, in rounds; the cost above that grows with the number of its items. This was fitted
 # to trials of every instance at 20 shapes on an H200 that no study here measures: the choice was 0.5 % slower than the
 # fastest instance on average, and 4.8 % at most. With a last round that counts as a whole one, 1.5 % and 16 %.
 LAST_ROUND = 0.3
 FEW_QUERIES = 64
-"""Up to so many queries over more keys are few."""
+"""The most queries over more keys that count as few."""
 MANY_KEYS = 1024
-"""Where tiles of rows are fewer than the multiprocessors, splitting keys pays from about so many on."""
+"""The number of keys from which splitting them pays, where tiles of rows are fewer than the multiprocessors."""
 BY_VALUES = {"lazy": 0.94}
-"""The part of its latency that counts of a rung whose time depends on the values, over keys of several tiles.
+"""The factor on the latency of a kernel whose time depends on the values, over keys of several tiles.
 
-Tuning has the slowest of several distributions. On the others such a rung takes 10 to 20 % less, others the same."""
+Tuning has the slowest of several distributions. On the others such a kernel takes 10 to 20 % less, others the same."""
 ROWS_COUNT = 2
-"""By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
+"""The weight of a distance in rows over one in heads or keys: more rows soon shift the limit from reads to products."""
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
         heads: heads over all batches; with `rows`, those of K and V.
         seq_len: the number of queries and of keys; with `rows`, of keys.
         rows: where keys may be split, as `packed_rows` gives them; 0 elsewhere.
-        rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
+        `rung`: the kernel's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
     """
 
@@ -88,7 +88,7 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
         return latency_us * rounds * math.ceil(shape.kv_len / tile.keys) / math.ceil(self.seq_len / tile.keys)
 
     def instance(self, every: Collection[Rung]) -> tuple[Rung, Tile]:
-        """The rung and the tile that it names, of these rungs, which are those that it was made of."""
+        """The kernel and the tile that it names, among `every`, the kernels that it was made of."""
         named = (self.head_dim, self.tile)
         (rung,) = (rung for rung in every if rung.name == self.rung)
         return rung, next(tile for tile in rung.tiles if (tile.head_dim, tile.name) == named)
@@ -110,7 +110,7 @@ def packed_rows(shape: Shape, multiprocessors: int) -> int:
 
 
 def place(shape: Shape, multiprocessors: int) -> Place:
-    """The `TileChoice.place` of what is chosen at a shape."""
+    """The `TileChoice.place` of a choice at a shape."""
     rows = packed_rows(shape, multiprocessors)
     return Place(_heads(shape, rows), shape.kv_len, shape.head_dim, shape.causal, rows)
 
@@ -121,7 +121,7 @@ def _heads(shape: Shape, rows: int) -> int:
 
 
 def _rounds(items: int, multiprocessors: int) -> float:
-    """The rounds that so many work items take. The last one is shorter, the fewer multiprocessors have an item."""
+    """The rounds that these work items take. The last one is shorter, the fewer multiprocessors have an item."""
     whole, left = divmod(items, multiprocessors)
     return whole + (LAST_ROUND + (1 - LAST_ROUND) * left / multiprocessors if left else 0)
 
@@ -130,8 +130,8 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
     """The choices on one device: at each shape the fastest instance, and those that may be faster nearby.
 
     Attributes:
-        multiprocessors: how many the device has.
-        sources: of each rung that was a candidate, its hash, as `ladder.hashes` gives it.
+        multiprocessors: the number that the device has.
+        sources: the hash of each kernel that was a candidate, from `ladder.hashes`.
     """
 
     version: Literal[4] = 4
@@ -151,9 +151,9 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         return self
 
     def choice(self, shape: Shape) -> TileChoice:
-        """Of the choices at the nearest shape of the same head_dim and mask, the one expected to be the fastest here.
+        """The choice expected to be the fastest here, among those at the nearest shape of the same head_dim and mask.
 
-        Only instances count that serve this number of keys, and this layout, these heads and this scale, whatever the
+        Only instances count that serve this number of keys, and this layout, these heads and this scale, for any
         values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
         these rows. Where nothing was tuned at this head_dim, it is the last kernel of the ladder that was chosen at
         another one and serves the shape; `latency_us` is then that of there.
@@ -183,7 +183,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
     def instance(self, choice: TileChoice) -> tuple[Rung, Tile]:
-        """The rung and the tile of one of the choices; UserError if the rung changed since. The ladder is read once."""
+        """The kernel and the tile of a choice; UserError if the kernel changed since. The ladder is read once."""
         every, now = self._ladder
         name = PREFIX + choice.rung
         if name not in now or now[name] != self.sources.get(name):
@@ -191,7 +191,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         return choice.instance(every)
 
     def running(self, shape: Shape) -> str:
-        """What `kernel.best` runs at a shape: rung, tile and the rung's hash; empty if nothing serves it."""
+        """The instance of `kernel.best` at a shape: kernel, tile and the kernel's hash; empty if nothing serves it."""
         try:
             choice = self.choice(shape)
         except UserError:
@@ -223,7 +223,7 @@ def path(device_name: str) -> Path:
 
 
 def write(tuning: Tuning) -> Path:
-    """Write a tuning to where `kernel.best` looks for it on its device; returns the path."""
+    """Write a tuning to the file that `kernel.best` reads on its device; returns the path."""
     return documents.write(path(tuning.device), tuning)
 
 
@@ -238,11 +238,11 @@ def load(device_name: str) -> Tuning:
 
 
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
-    """By implementation, what identifies each kernel among `names` that is there, and each function of one's own.
+    """By implementation, the hash of each kernel among `names` that is there, and of each user's function.
 
-    It is that of `ladder.hashes`, of `kernel.fp8` also where that is called with other inputs. For `kernel.best`, it is
-    a SHA-256 over the choices for this device and the hashes of the rungs that they name, which are told as well. For
-    ``python.<module>.<function>``, it is that of the module's file.
+    A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. For `kernel.best`, it is a SHA-256 over the
+    choices for this device and the hashes of the kernels that they name, which are returned too. For
+    ``python.<module>.<function>``, it is the hash of the module's file.
 
     Raises:
         UserError: `kernel.best` is among the names, and the file of the tuning holds none; a module is not found.
@@ -252,7 +252,7 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
         return own  # without reading the ladder
     kernels = ladder.hashes()
     found = own | {name: value for name, value in kernels.items() if name in names}
-    if FP8_KERNEL in kernels:  # what quantises is of the measuring code
+    if FP8_KERNEL in kernels:  # the quantising code is part of the measuring half
         found |= {name: kernels[FP8_KERNEL] for name in FP8_ALIASES if name in names}
     if BEST in names and path(device_name).is_file():
         choices = load(device_name).choices

@@ -1,10 +1,10 @@
-"""Values: the kinds of numbers in Q, K and V that a case is timed on.
+"""Values: the input distributions of Q, K and V that a case is timed on.
 
-A kind is an axis of a shape, so that whatever keeps one shape apart from another (rounds, gates, families of tests,
-figures) also keeps kinds apart, and a comparison never mixes them.
+An input distribution is an axis of a shape. So rounds, gates, families of tests and figures keep distributions apart
+as they keep shapes apart, and a comparison never mixes distributions.
 
 The latency of an implementation may depend on the scores: on their size, and on the place of a row's largest one. V
-doesn't matter to the softmax, and is standard normal unless a kind says otherwise.
+doesn't matter to the softmax, and is standard normal unless a distribution says otherwise.
 """
 
 import re
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 CAPTURED = "captured"
 CAPTURED_FILE = "data/captured/small.safetensors"
-"""The file, from the project's root, that captured values come from where a study names none; there, packed."""
+"""The file, from the project's root, of the captured values where a study names no file; there, packed."""
 
 
 class Kind(NamedTuple):
-    """A kind of values.
+    """An input distribution.
 
     Attributes:
-        stated: the words, after the name, with which it is timed by default; "" for a kind that takes none.
+        stated: the words, after the name, with which it is timed by default; "" for one that takes none.
         placed: whether a score depends on the places of its query and its key.
     """
 
@@ -32,27 +32,27 @@ KINDS = {
     "normal": Kind(),
     # Q is multiplied, so that scores have this standard deviation.
     "sd": Kind(("2", "4", "6", "12", "24", "60")),
-    # The first key attracts every query by so many nats (Xiao et al. 2024, Efficient streaming language models with
+    # The first key attracts every query by N nats (Xiao et al. 2024, Efficient streaming language models with
     # attention sinks, section 3).
     "sink": Kind(("8", "13"), placed=True),
-    # The key before the last sixteenth attracts every query that sees it by so many nats, after kernels have summed.
+    # The key before the last sixteenth attracts every query that sees it by N nats, after kernels have summed.
     "late": Kind(("20",), placed=True),
-    # Like positions attract, by at most so many nats: D/8 frequencies, from 1 down to 1/10,000 per key, which are those
+    # Like positions attract, by at most N nats: D/8 frequencies, from 1 down to 1/10,000 per key, which are those
     # of rotary embeddings (Su et al. 2021, section 3.2.2).
     "positional": Kind(("25",), placed=True),
-    # Scores rise or fall evenly over the keys, by so many nats from the first to the last.
+    # Scores rise or fall evenly over the keys, by N nats from the first to the last.
     "rising": Kind(("24",), placed=True),
     "falling": Kind(("24",), placed=True),
-    # Scores rise by so many nats from each `TILE` of keys to the next, so that each has a new maximum.
+    # Scores rise by N nats from each `TILE` of keys to the next, so that each has a new maximum.
     "stairs": Kind(("12",), placed=True),
     # Q is multiplied by a factor for each head, from 1/4 to 8, evenly in its logarithm, and by one for each row,
     # log-normal with a deviation of 0.5.
     "scales": Kind(),
     # Each element of Q, K and V is N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, section 4.3).
     "outliers": Kind(),
-    # Each element of Q, K and V is of Student's t distribution with so many degrees of freedom.
+    # Each element of Q, K and V is of Student's t distribution with N degrees of freedom.
     "student": Kind(("3",)),
-    # So much is added to V: its columns have this mean, and the sums over keys grow with the keys.
+    # N is added to V: its columns have this mean, and the sums over keys grow with the keys.
     "offset": Kind(("1",)),
     # Q, K and V of this layer of a trained model, from a file that tools/capture.py or a user wrote. Columns change
     # their signs at random, those of Q and K alike.
@@ -75,10 +75,10 @@ _LAYER = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def split(values: str) -> tuple[str, str]:
-    """The name of a kind, and the amount or layer that it is stated with: ``sink 8`` as ``("sink", "8")``.
+    """The name of a distribution, and the amount or layer that it is stated with: ``sink 8`` as ``("sink", "8")``.
 
     Raises:
-        ValueError: no kind is stated so; the message says which are.
+        ValueError: no distribution is stated so; the message lists those that are.
     """
     name, blank, word = values.partition(" ")
     if name in KINDS:
