@@ -31,7 +31,7 @@ LEAST_CARDS = 3
 """2 cards can't stand for others of their kind: an interval over 2 is 12.7 standard errors to either side."""
 QUANTILES = {"p95": 0.95, "p99": 0.99}
 USED = ["replicate", "block", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
-"""The columns of samples that inference reads, besides those of the case and its timing."""
+"""The columns of samples that inference reads, in addition to those of the case and its timing."""
 DEFAULTS = {axis: getattr(Shape(1, 1, 1, 8), axis) for axis in AXES[4:]} | {
     **{"kv_heads": 0, "kv_len": 0, "clock": "device", "cache": "warm", "replicate": 0, "launches": 1, "tick_us": 0.0},
     **{"sm_clock_mhz": np.nan, "throttled": np.nan, "run": ""},
@@ -206,7 +206,7 @@ def _prepared(samples: pd.DataFrame) -> pd.DataFrame:
 def summarize(samples: pd.DataFrame) -> pd.DataFrame:
     """A row per case and timing, without controls, in the order in which cases come first.
 
-    Columns, besides CASE and TIMING: replicates, blocks, launches, sm_clock_mhz, throttled_pct; samples, median_us with
+    Columns, after CASE and TIMING: replicates, blocks, launches, sm_clock_mhz, throttled_pct; samples, median_us with
     its 95 % interval low_us to high_us (`stats.bootstrap_ci`), mean_us, std_us, cv_pct, min_us, max_us; outliers_pct by
     Tukey's fences (labelled, never dropped); lag1, effective_n; p95_us and p99_us with the ends of order-statistic
     intervals (NaN if there are too few samples).

@@ -34,9 +34,9 @@ def counters(run: schema.Run) -> pd.DataFrame:
     """Nsight Compute's counters of one call: implementation, the axes, launches, cycles, and shares in percent.
 
     `<unit>_pct` is the use of a unit in percent of its peak, weighted by the launches' cycles. `issued_pct`,
-    `wait_<reason>_pct` and `idle_pct` are shares of the schedulers' cycles: an instruction was issued, every warp
-    waited for this reason, or the multiprocessor had no work. `bank_conflicts_pct` is the share of accesses to shared
-    memory that repeat. The frame is empty if the run was not profiled; `run.manifest["profile"]` says why.
+    `wait_<reason>_pct` and `idle_pct` are shares of the schedulers' cycles. In these an instruction was issued,
+    every warp waited for this reason, or the multiprocessor had no work. `bank_conflicts_pct` is the share of accesses
+    to shared memory that repeat. The frame is empty if the run was not profiled; `run.manifest["profile"]` says why.
     """
     return cache.kept(run.name, "counters", run.profile, make=lambda: _counters(run.profile))
 

@@ -133,8 +133,8 @@ CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
 
 
 class Simulated(NamedTuple):
-    """A run of 2 implementations: the baseline's true median over rounds and processes in us, its samples
-    (replicates, rounds), and for each effect those of a candidate of equal noise."""
+    """A run of 2 implementations: the baseline's true median over rounds and processes in us, and its samples
+    (replicates, rounds). For each effect, it has samples of a candidate with the same noise."""
 
     median_us: float
     baseline: Array

@@ -31,7 +31,7 @@ STRETCHES = 5
 """Blocks that a single replicate is cut into if its samples resemble their neighbours."""
 SHORTEST_STRETCH = 4
 LAG1_LIMIT = NormalDist().inv_cdf(0.99)
-"""The test takes 1 % of independent samples for dependent."""
+"""Independent samples are taken for dependent in 1 % of tests."""
 MOST_EXACT = 8
 """Samples on one side up to which scipy's Mann-Whitney test is exact."""
 VALUES_AT_ONCE = 2**22
@@ -528,7 +528,7 @@ def verdict(
 ) -> Verdict:
     """Whether the candidate is faster than the baseline, and whether that may be claimed.
 
-    Tested in this order:
+    The order of the tests:
 
     - *equivalent*: the 1 - 2 alpha interval of the speedup is inside (1 / (1 + margin), 1 + margin), and a difference
       of `margin` could have been seen. These are 2 one-sided tests at level alpha (Schuirmann 1987, Journal of

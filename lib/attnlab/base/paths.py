@@ -1,7 +1,7 @@
 """The paths of all files and folders.
 
 In a checkout they are all inside it. An installed package holds the project's own folders (kernels, studies, notebooks,
-reference data, dispatch tables) in ``attnlab/project/``; its runs, reports and exports are kept in the working folder.
+reference data, dispatch tables) in ``attnlab/project/``. Its runs, reports and exports are kept in the working folder.
 A variable that is empty names no folder.
 """
 

@@ -41,9 +41,9 @@ def is_name(text: str) -> bool:
 
 
 def first_odd(content: Any, free: frozenset[str], where: str = "") -> tuple[str, str] | None:
-    """The first text in a JSON document that is no name, with its place; those in fields that are `free` may be any.
+    """The first text in a JSON document that is no name, with its place; texts in fields that are `free` may be any.
 
-    They too are refused if `printable` would spell out a part of them.
+    A text in a `free` field is found too if `printable` would spell out a part of it.
     """
     if isinstance(content, str):
         is_free = where.rpartition(".")[2] in free

@@ -1,8 +1,8 @@
 """Checks of a run: the schema of each table, and relations among tables, study and manifest.
 
-They find bugs of the code that writes runs, and clumsy edits, but no forger: a run whose latencies are all scaled and
-that is sealed again passes. A run that was closed early, or that is still being measured, may lack shapes. It may hold
-samples of a shape whose cases were not recorded. All that it holds of a case and timing is whole.
+They find bugs of the code that writes runs, and clumsy edits. They find no forger: a run whose latencies are all scaled
+and that is sealed again passes. A run that was closed early, or that is still being measured, may lack shapes. It may
+hold samples of a shape whose cases were not recorded. All that it holds of a case and timing is whole.
 """
 
 import math
@@ -68,7 +68,7 @@ def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema, is_judged: 
     Rows of a run that passed before, by its seal, are not checked again and have no `PLACE`.
 
     Raises:
-        UserError: a column is missing or has another type, or it may not hold one of its values.
+        UserError: a column is missing or has another type, or holds a value that it may not hold.
     """
     cast = {path: _cast(held, table, path) for path, held in files.items() if held.num_rows}
     held, names = pa.concat_tables([table.empty_table(), *cast.values()]), list(cast)
@@ -267,7 +267,7 @@ def _broken_among_checks(tables: Tables, manifest: schema.Manifest, study: Study
     yield "checks", checks, other, "was checked on {inputs!r}, which are neither its values nor an extreme"
     wrong = pd.Series(False, index=checks.index)
     for error in ("max_error", "mean_error"):
-        # A converted run lacks what was allowed: on normal inputs a multiple of the framework's error, on others more.
+        # A converted run lacks its limits: on normal inputs a multiple of the framework's error, on others more.
         twice = manifest["rules"]["gate_factor"] * checks[f"framework_{error}"]
         allowed = checks[f"allowed_{error}"].fillna(twice.where(checks["inputs"] == NORMAL, math.inf))
         wrong |= (checks[error] > allowed) | (checks[error] == math.inf)

@@ -27,7 +27,7 @@ TOO_LONG = "one call takes"
 BEFORE, AFTER = MOMENTS = ("before", "after")
 """When a case is checked: before or after it is timed."""
 LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
-"""Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
+"""Kinds of inputs that an implementation is checked on at each shape, in addition to the timed values."""
 MEMSET = "Memset"
 """The start of the profiler's name for work that clears memory, as cuDNN does before its kernel."""
 PARTS = "parts"

@@ -50,7 +50,7 @@ def frame_of(table: pa.Schema, rows: Sequence[Row]) -> pd.DataFrame:
     return made.astype({field.name: dtype(field) for field in table if field.nullable or made.empty})
 
 
-# Columns by what they may hold
+# Columns by their values
 
 
 def _column(kind: pa.DataType, values: str, name: str, means: str, empty: bool = False, **limits: Any) -> pa.Field:

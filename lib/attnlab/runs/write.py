@@ -37,8 +37,8 @@ BEGUN = "begun.json"
 def create(name: str, manifest: Manifest) -> None:
     """Begin a run: make its folder, with a manifest that says that it isn't complete.
 
-    Its ``order`` is the time at which it began. If the newest run isn't older (the clock was set back, or both began
-    within a second), the ``order`` is that run's and a ``+``, which sorts after it.
+    Its ``order`` is the time at which it began. If the newest run isn't older, the ``order`` is that run's and a ``+``,
+    which sorts after it. The cause is a clock that was set back, or a start within the same second.
     """
     target = folder(name)
     (target / PARTS).mkdir(parents=True, exist_ok=True)
@@ -58,8 +58,8 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
             that was killed before that begins again only with the same work.
 
     Raises:
-        UserError: another process is measuring into this run, the name is that of something else, or the run was
-            killed before it had a manifest and its work was another.
+        UserError: another process is measuring into this run, or the name is that of something else. Or the run was
+            killed before it had a manifest, and its work was another.
     """
     target = folder(name)
     manifest = target / "manifest.json"

@@ -343,7 +343,7 @@ def texts(rung: Rung) -> dict[str, str]:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-# A string goes on past what looks like a comment in it.
+# A string goes on past a text in it that looks like a comment.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 

@@ -48,7 +48,7 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
     Attributes:
         heads: heads over all batches; with `rows`, those of K and V.
         seq_len: the number of queries and of keys; with `rows`, of keys.
-        rows: where keys may be split, as `packed_rows` gives them; 0 elsewhere.
+        rows: from `packed_rows` where keys may be split; 0 elsewhere.
         `rung`: the kernel's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
     """
@@ -155,8 +155,8 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
 
         Only instances count that serve this number of keys, and this layout, these heads and this scale, for any
         values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
-        these rows. Where nothing was tuned at this head_dim, it is the last kernel of the ladder that was chosen at
-        another one and serves the shape; `latency_us` is then that of there.
+        these rows. If this head_dim was not tuned, the choice is the last kernel of the ladder that was
+        chosen at another head_dim and serves the shape; `latency_us` is then of the other head_dim.
 
         Raises:
             UserError: there is none, or a kernel changed since.
@@ -240,8 +240,8 @@ def load(device_name: str) -> Tuning:
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     """By implementation, the hash of each kernel among `names` that is there, and of each user's function.
 
-    A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. For `kernel.best`, it is a SHA-256 over the
-    choices for this device and the hashes of the kernels that they name, which are returned too. For
+    A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. For `kernel.best`, it is a SHA-256 over
+    the choices for this device and the hashes of the kernels that they name, which are returned too. For
     ``python.<module>.<function>``, it is the hash of the module's file.
 
     Raises:
