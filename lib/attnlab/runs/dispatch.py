@@ -169,8 +169,8 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
     def estimate(self, shape: Shape) -> dict[str, float]:
         """The expected speedups at a shape, of the candidates that all of its `NEAREST` measured shapes have.
 
-        It is the mean of their logarithms, weighted by the inverse square of the distance (Shepard 1968). Neighbours have
-        the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
+        It is the mean of their logarithms, weighted by the inverse square of the distance (Shepard 1968). Neighbours
+        have the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
         """
         own, here = self._at.get(shape), _place(shape)
         alike = ((math.dist(here, its), choice) for choice, its in self._places.get(_kind(shape), []))
