@@ -1,1 +1,1 @@
-"""The half that needs the device: what is timed, the gate, the clocks, the instruments, the session."""
+"""The half that needs the device: implementations, the gate, the clocks, the instruments, the session."""

@@ -1,7 +1,7 @@
 """Measuring on several GPUs, of one host or of many: an executor over a Dask cluster.
 
 This process, the client, alone writes the run folder. A free worker gets some shapes of a replicate, which a fresh
-process measures, and their blocks come home together. Work that a lost worker had goes to another, from its beginning.
+process measures, and their blocks come home together. The work of a lost worker goes to another, from its beginning.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ PATIENCE_S = 60.0
 PIECE_SHAPES = 12
 """The most shapes of a piece: as many are lost with a worker, or left when the other workers are done."""
 LOSSES, TRIES = 10, 2
-"""A run stops when so many workers were lost at the same work, or when that has failed so often."""
+"""The numbers of lost workers, and of failures, at the same work after which a run stops."""
 
 
 class Unfit(UserError):
@@ -62,7 +62,7 @@ FAULTS = (torch.AcceleratorError, BrokenProcessPool, MemoryError, OSError)
 
 @contextmanager
 def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator["Fleet"]:
-    """The workers as an executor: of so many GPUs of this host or ``all``, or else those of a scheduler's address.
+    """The workers as an executor: on a number of GPUs of this host, on ``all``, or those of a scheduler's address.
 
     Raises:
         UserError: GPUs are lacking, or no scheduler answers.
@@ -149,9 +149,9 @@ def cut(call: Callable[..., Any], jobs: Iterable[Job], workers: int) -> Iterator
 
 
 def choose(waiting: Iterable[Work], taken: Counter[int | None]) -> Work:
-    """What a worker does next: anything that isn't a piece, else the piece that it took least often.
+    """The next work of a worker: any that isn't a piece, else the piece that it took least often.
 
-    So the replicates of a shape go to different workers as long as these take about equally long.
+    So the replicates of a shape go to different workers as long as these are about equally fast.
     """
     return min(waiting, key=lambda work: (work.number is not None, taken[work.number]))
 
@@ -288,10 +288,10 @@ class Fleet(Executor):
 
 
 def carry_out(packed: bytes) -> dict[str, Any]:
-    """Do pickled work on a worker, in a fresh process that has a data folder of its own and ends if nobody waits.
+    """Do pickled work on a worker, in a fresh process that has its own data folder and ends if nobody waits.
 
-    Returns its value, and the blocks that it recorded, in the order to record them in: a client that is killed
-    meanwhile leaves no shape that counts as recorded and lacks samples, nor samples without their process.
+    Returns its value, and its blocks in the order to record them in. So a client that is killed meanwhile leaves no
+    shape that counts as recorded and lacks samples, nor samples without their process.
     """
     wanted, code, call, arguments, files = pickle.loads(packed)
     worker = distributed.get_worker()
@@ -343,7 +343,7 @@ def _device(wanted: str) -> dict[str, Any]:
 
 
 def _files(job: Any) -> dict[str, bytes]:
-    """The files of a worker's data folder: the manifest, the dispatch table and the blocks to go on from, of a job."""
+    """The files of a job for a worker's data folder: the manifest, the dispatch table and the blocks to go on from."""
     if not isinstance(job, Job):
         return {}
     own = schema.folder(job.run)

@@ -151,7 +151,7 @@ def _exit_code(process: BaseProcess) -> int:
 
 
 def _blame(error: BaseException, step: watch.WatchedStep | None, code: int) -> str:
-    """What the implementation of the last step did, in words; "" if the end wasn't its own."""
+    """The fault of the implementation of the last step, in words; "" if the end wasn't its own."""
     if step is None:
         return ""
     if isinstance(error, watch.Spoiled):

@@ -63,7 +63,7 @@ def board(context: BaseContext) -> Any:
 
 
 def begin(shared: Any, failures: Failures) -> None:
-    """Write this process's steps on a board from now on, and leave out what failed before."""
+    """Write this process's steps on a board from now on, and leave out implementations that failed before."""
     global _board, _failures
     _board, _failures = shared, failures
 
@@ -93,7 +93,7 @@ def step(implementation: str, place: str, limit_s: float = math.inf) -> Iterator
     """Inside, an implementation is called.
 
     Args:
-        place: the key of a shape, or "" for what it needs everywhere.
+        place: the key of a shape, or "" for work that it needs everywhere.
         limit_s: how long that may take.
     """
     if _board is None:

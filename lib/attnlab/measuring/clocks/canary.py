@@ -1,4 +1,4 @@
-"""A canary in place of the call that a clock would time: it finds out what the L2 holds when timing begins.
+"""A canary in place of the call that a clock would time: it finds out which lines the L2 holds when timing begins.
 
 It reads lines of Q, K and V that were chosen beforehand, one after the other, and times each of them. The times of a
 hit and of a miss are measured first, on lines that are certain to be one or the other.
@@ -96,7 +96,7 @@ def in_place_of_timed(case: Case, timing: Timing, work: Callable[[], Any]) -> Ca
     untimed: list[Callable[[], Any]] = []
     if timing.cache == "warm":
         untimed = [case.call if timing.clock == "eager" or case.many is None else case.many.graph.replay]
-    works = cycle([*untimed, work])  # first what a sampler leaves untimed, then what it times
+    works = cycle([*untimed, work])  # first the untimed call of a sampler, then the timed one
 
     def turn() -> Any:
         return next(works)()

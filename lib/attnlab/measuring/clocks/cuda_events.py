@@ -1,8 +1,8 @@
 """Our clocks. ``eager``: one call as a program makes it, with the launch gap. ``device``: without the launch gap.
-``cupti``: for how long kernels of a call ran, by CUPTI; what overlaps counts once (`attnlab.measuring.clocks.traced`).
+``cupti``: how long the kernels of a call ran, by CUPTI; overlaps count once (`attnlab.measuring.clocks.traced`).
 
-Something untimed precedes every sample. For a ``warm`` cache it is the same work on other values, after which those to
-be timed on are put in place: the L2 holds what this implementation and whoever wrote its inputs leave in it. For a
+Untimed work precedes every sample. For a ``warm`` cache it is the same work on other values, before the values to be
+timed on are put in place. So the L2 holds data that this implementation and the writer of its inputs left there. For a
 ``cold`` cache it is a write of twice the size of the L2.
 
 =========  =====  ============================================================================================
@@ -15,11 +15,11 @@ device     cold   hold the stream, flush | event, replay of one call, event
 cupti      warm   scramble, replay of k calls, restore | replay of k calls                     the mean of the k
 =========  =====  ============================================================================================
 
-What is timed in FP8 without quantising reads what the inputs were rounded to each time that they changed, untimed.
+FP8 without quantising reads rounded inputs. After each change of the inputs they are rounded untimed.
 
-An implementation gains nothing by remembering. Values are drawn anew before each round, and scrambled while it warms
-up: it sees them for the first time when it is timed. Of the k calls that are timed together, each reads a window of the
-inputs of its own (`attnlab.measuring.subjects.inputs.Windows`).
+An implementation gains nothing by remembering. Values are drawn again before each round, and scrambled while it warms
+up: it sees them for the first time when it is timed. Each of the k calls that are timed together reads its own window
+of the inputs (`attnlab.measuring.subjects.inputs.Windows`).
 
 On a CPU, `time.perf_counter_ns` takes the place of the events, and ``eager`` is the only clock.
 """
@@ -46,7 +46,7 @@ from attnlab.study.studies import Timing
 # A graph is so long that the microsecond of a pair of events is spread over many calls, and no longer.
 GRAPH_US = 400
 GRAPH_CALLS = 64
-# More than any device does: what a graph may hold at most is decided before anything is timed.
+# More than any device does: the most calls of a graph are set before anything is timed.
 FLOPS_PER_US = 1e9
 # Cycles for which a stream is held while the host queues the events and the replay: 0.1 ms at 2 GHz.
 HOLD_CYCLES = 200_000
@@ -54,9 +54,9 @@ HOLD_CYCLES = 200_000
 
 @dataclass
 class TakenSample:
-    """A sample: the latency of a call, how many calls were timed together, and what the last of them returned.
+    """A sample: the latency of a call, the number of calls timed together, and the output of the last.
 
-    `strain` is that output's error in units of what is allowed, once it is known.
+    `strain` is that output's error in units of the allowed error, once it is known.
     """
 
     latency_us: float
@@ -69,7 +69,7 @@ Sampler = Callable[[Case], TakenSample]
 
 
 def flushing(device: torch.device) -> Callable[[], object]:
-    """What empties the last-level cache, by writing twice its size."""
+    """A function that empties the last-level cache, by writing twice its size."""
     return torch.empty(2 * devices.last_level_cache_bytes(device), dtype=torch.int8, device=device).zero_
 
 
@@ -127,7 +127,7 @@ def capture(case: Case, pool: Any) -> None:
         if len(calls) == 1:
             case.many = case.one
             return
-        for call in calls:  # what a call does only once, it can't do while it is captured
+        for call in calls:  # one-time work of a call can't be captured
             call()
         case.many = _captured(calls, pool)
         if len(calls) > 2:
@@ -143,12 +143,12 @@ def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
 
 
 def least_us(case: Case, device: torch.device, calls: int) -> float:
-    """The lesser of two `roughly_us`, as the host may be held up once."""
+    """The lesser of 2 `roughly_us`, as the host may be held up once."""
     return min(roughly_us(case, device, calls) for _ in range(2))
 
 
 def timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
-    """How long the device took for `work`, in µs, and what it returned; `hold` a GPU's stream until it is queued."""
+    """The device's time for `work`, in µs, and the result of `work`; `hold` a GPU's stream until it is queued."""
     if device.type == "cpu":
         begin = originals.perf_counter_ns()
         returned = work()
@@ -235,7 +235,7 @@ def _eager(device: torch.device, flush: Callable[[], object] | None, case: Case)
 
 
 def _device_warm(case: Case) -> TakenSample:
-    # The untimed replay also holds the stream: it runs longer than the host needs to queue what follows.
+    # The untimed replay also holds the stream: it runs longer than the host needs to queue the timed one.
     assert case.many is not None
     with case.scrambled():
         case.many.graph.replay()

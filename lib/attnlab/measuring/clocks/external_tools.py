@@ -1,7 +1,7 @@
-"""The clocks of the panel that run in a process of their own: Nsight Compute, and NVIDIA's NVBench (`cuda-bench`).
+"""The clocks of the panel that run in separate processes: Nsight Compute, and NVIDIA's NVBench (`cuda-bench`).
 
-Both run this module, which makes the panel's calls for them. Neither has to be installed: the rows of a tool that is
-missing say so.
+Both run this module, which makes the panel's calls for them. Neither has to be installed: the rows of a missing
+tool say so.
 """
 
 import json
@@ -31,7 +31,7 @@ Cases = list[tuple[str, Shape]]
 
 
 def rows(program: str, cases: Cases) -> tuple[list[Row], list[Row]]:
-    """The cases as one of `methods.TOOLS` times them: rows of the panel, and rows of what they read from memory."""
+    """The cases as one of `methods.TOOLS` times them: rows of the panel, and rows of their reads from memory."""
     try:
         return _of_ncu(cases) if program == "ncu" else (_of_nvbench(cases), [])
     except Exception as error:  # whatever a tool says, it must not cost the run, which is whole without it

@@ -31,7 +31,7 @@ WARM, COLD = Timing(clock="device", cache="warm"), Timing(clock="device", cache=
 TIMINGS = (WARM, COLD, Timing(clock="eager", cache="warm"), Timing(clock="eager", cache="cold"))
 OURS = {methods.EAGER: TIMINGS[2], methods.DEVICE: WARM, methods.DEVICE_COLD: COLD}
 Taken = dict[str, float]
-"""Latencies in µs by method: one sample, or two that are read from the same trace."""
+"""Latencies in µs by method: 1 sample, or 2 from the same trace."""
 
 
 def prepared(implementation: str, shape: Shape, device: torch.device) -> Case:
@@ -77,7 +77,7 @@ def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken
 
 
 def _repeated(case: Case) -> Case:
-    """A case whose calls all read the same values: what the device clock would read of it if it trusted it."""
+    """A case whose calls all read the same values, as for a device clock that trusts the implementation."""
     repeated = Case(case.call, case.selected)
     cuda_events.capture(repeated, torch.cuda.graph_pool_handle())
     return repeated

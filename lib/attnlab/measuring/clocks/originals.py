@@ -1,4 +1,4 @@
-"""What samples are timed with, taken as this is imported: before any implementation, which shares the process."""
+"""The functions that time samples, taken when this is imported: before any implementation, which shares the process."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ FUNCTIONS = {
 CLASSES = (*torch.cuda.Event.__mro__[:-1], *torch.cuda.CUDAGraph.__mro__[:-1], torch.cuda.graph)
 """Classes of which no method may be replaced or added."""
 
-# Called by these names: whoever replaces a method inside a sample may put it back there too.
+# Called by these names: an implementation that replaces a method inside a sample may put it back there too.
 perf_counter_ns = time.perf_counter_ns
 record = torch.cuda.Event.record
 wait = torch.cuda.Event.synchronize
@@ -26,10 +26,10 @@ elapsed_ms = torch.cuda.Event.elapsed_time
 
 @contextmanager
 def intact() -> Iterator[None]:
-    """A context in which an implementation runs; whatever it replaces of the clock is put back.
+    """A context in which an implementation runs; parts of the clock that it replaces are put back.
 
     Raises:
-        Broken: it replaced some of it, or set part of the L2 aside, where lines outlast the flush of a cold sample.
+        Broken: it replaced a part, or set part of the L2 aside, where lines outlast the flush of a cold sample.
     """
     set_aside = _set_aside_bytes()
     try:
@@ -50,7 +50,7 @@ _TAKEN = _now()
 
 
 def _put_back(set_aside: int | None, cause: Exception | None = None) -> None:
-    """Undo whatever was replaced, added or set aside, and raise Broken, which names it, if anything was."""
+    """Undo all replacements, additions and L2 set aside; raise Broken, which names them, if there were any."""
     now, found = _now(), []
     changed = [key for key in now | _TAKEN if now.get(key) is not _TAKEN.get(key)]
     for owner, name in changed:

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Piece:
-    """For how long kernels ran on the device, without memsets, and the time from the first start to the last end.
+    """How long kernels ran on the device, without memsets, and the time from the first start to the last end.
 
-    Where two kernels ran at a time, that time counts once: one that is launched early waits for the one before it
-    within its own duration (programmatic dependent launch).
+    Time in which 2 kernels ran counts once: a kernel that is launched early waits for the one before it within its own
+    duration (programmatic dependent launch).
     """
 
     kernels_us: float
@@ -37,7 +37,7 @@ class Trace:
         self.marked = 0
 
     def mark(self, work: Callable[[], T]) -> T:
-        """Queue a piece of work, and return what it returns."""
+        """Queue a piece of work, and return its result."""
         torch.cuda._sleep(1)
         returned = work()
         torch.cuda._sleep(1)
@@ -50,7 +50,7 @@ def tracing() -> Iterator[Trace]:
     """Inside, pieces of work are marked.
 
     Raises:
-        UserError: CUPTI lost some of it. It keeps at most 128 MB of records, some 10^5 kernels and more.
+        UserError: CUPTI lost some of the work. It keeps at most 128 MB of records, some 10^5 kernels and more.
     """
     trace, tracer = Trace(), profile(activities=[ProfilerActivity.CUDA])
     with inspection.quiet():
@@ -73,7 +73,7 @@ def tracing() -> Iterator[Trace]:
 
 @cache
 def available() -> bool:
-    """Whether CUPTI sees what runs on the device."""
+    """Whether CUPTI sees the kernels that run on the device."""
     try:
         with tracing() as trace:
             tiny = torch.zeros(1, device="cuda")

@@ -1,1 +1,1 @@
-"""Attention in FP8: quantising its inputs, and what that costs in accuracy."""
+"""Attention in FP8: quantising its inputs, and the cost in accuracy."""

@@ -29,13 +29,13 @@ def attention(
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V of quantised inputs, from PyTorch's operations that round where an FP8 kernel does.
 
-    Both products are of e4m3 numbers (`_product`). Probabilities, over the one of the row's largest score, are rounded
-    to e4m3 times `PROBABILITY_SCALE`; their sum, by which the output is divided, is of those not rounded. The output is
-    rounded to `dtype`, in e4m3 over its scale: what exceeds 448 of these is 448.
+    Both products are of e4m3 numbers (`_product`). Probabilities are relative to that of the row's largest score. They
+    are multiplied by `PROBABILITY_SCALE` and rounded to e4m3. The output is divided by their sum before rounding, and
+    rounded to `dtype`. In e4m3 it is first divided by its scale and clamped to ±448.
 
     Args:
-        heads: of the queries, numbered over all batches, as ``(1, heads, length, head_dim)``; None for all.
-        out_scales: of an output in e4m3, ``(batch, heads, 1)`` or with 1 in place of either.
+        heads: heads of the queries, numbered over all batches, as ``(1, heads, length, head_dim)``; None for all.
+        out_scales: the scales of an output in e4m3, ``(batch, heads, 1)`` or with 1 in place of either.
     """
     batch, count, seq_len, head_dim = q.values.shape
     kv_len = k.values.shape[2]
@@ -74,7 +74,7 @@ def _of_each_head(tensor: Quantized, count: int) -> tuple[Tensor, Tensor]:
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Products of matrices of e4m3 numbers, or of their bytes, one pair after the other, in float32.
 
-    Where tensor cores multiply such numbers, they do: torch has their partial sums, of few bits, added up in float32.
+    Tensor cores that multiply such numbers are used: torch adds up their partial sums, of few bits, in float32.
     """
     if not multiplies(a.device):
         return a.view(E4M3).float() @ b.view(E4M3).float()
@@ -96,7 +96,7 @@ def in_half(
     scale: float | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Tensor:
-    """Attention of the numbers of quantised inputs by an implementation in float16, which has e4m3's exactly.
+    """Attention of the numbers of quantised inputs by an implementation in float16, which holds e4m3's exactly.
 
     The scales of Q and K go into Q, whose elements are rounded to 11 bits; that of V is multiplied with the output.
     """
@@ -109,13 +109,13 @@ def in_half(
 
 
 def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:
-    """How far attention is from float64 on a shape's values, by the rounding of its inputs.
+    """The errors of attention against float64 on a shape's values, by the rounding of its inputs.
 
     The first is the shape's own dtype, composed from single operations (`oracle.composed`); the others are e4m3 with
     each of `SCALES`, rotated or not, and blocks of `rows` rows. All give their output in the shape's dtype.
 
     Raises:
-        Unsupported: what was captured doesn't do for this shape.
+        Unsupported: the captured values don't fit this shape.
     """
     q, k, v = inputs.draw(shape, seed, device)
     exact = oracle.float64(q, k, v, shape.causal, shape.scale)

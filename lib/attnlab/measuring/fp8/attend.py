@@ -28,12 +28,11 @@ def attend(
     """softmax(scale·Q·Kᵀ)·V of tensors in e4m3, in `dtype`, float16 unless it says bfloat16 or e4m3.
 
     Args:
-        scales: of q, k and v, by which their elements are multiplied: float32 ``(batch, heads, 1)`` as `quantize` gives
-            them for each head, or with 1 in place of batch or heads. Then, of an output in e4m3,
-            by which it is divided.
+        scales: the factors of the elements of q, k and v: float32 ``(batch, heads, 1)`` as `quantize` gives them for
+            each head, or with 1 in place of batch or heads. Then the divisor of an output in e4m3.
 
     Raises:
-        ValueError: what was given doesn't fit together; the message is a line.
+        ValueError: the arguments don't fit together; the message is one line.
     """
     dtype = OUTPUTS[0] if dtype is None else dtype
     if wrong := _unfit(q, k, v, scales, causal, scale, dtype):

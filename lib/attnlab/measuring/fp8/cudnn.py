@@ -15,10 +15,10 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Unsupported
 
 SCALARS = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
-# By what the scalars and the two largest elements that cuDNN returns are called in a graph, after Q, K, V and O.
+# The uids in a graph, after Q, K, V and O, of the scalars and of the 2 largest elements that cuDNN returns.
 SCALAR_UIDS, LARGEST_UIDS = range(5, 11), (11, 12)
-# By layout and dtype a plan, the scalars that are the same in each call with what largest elements are written to, and
-# the dtype of O that cuDNN writes. Never emptied: captured graphs launch what a plan holds.
+# By layout and dtype: a plan, the scalars of every call with the memory for the largest elements, and the dtype of O
+# that cuDNN writes. Never emptied: captured graphs launch the kernels of a plan.
 _plans: dict[Hashable, tuple[plans.Plan, tuple[Tensor, ...], torch.dtype]] = {}
 
 
@@ -27,9 +27,9 @@ def attention(
 ) -> Tensor:
     """cuDNN's attention of tensors in e4m3, each with one scale, by the fastest of the plans for a layout.
 
-    What is timed is cuDNN's graph alone. It writes 16 bits where cuDNN has a plan that does: its frontend asks for
-    Blackwell (`sdpa_support_surface.h`). On Hopper it writes e4m3, over what no element exceeds, the scale of V: the
-    gate and the rounds widen it where they compare it.
+    Only cuDNN's graph is timed. It writes 16 bits where cuDNN has such a plan: its frontend asks for Blackwell
+    (`sdpa_support_surface.h`). On Hopper it writes e4m3, divided by the scale of V, with which no element overflows.
+    The gate and the rounds widen it where they compare it.
 
     Raises:
         Unsupported: as `peers.cudnn.cudnn`; the causal mask is asked for with other numbers of queries and of keys.
@@ -39,7 +39,7 @@ def attention(
         _plans[key] = _plan((q, k, v), causal, scale, dtype)
     plan, (by_s, s, one, *largest), written = _plans[key]
     output = outputs.like(q.values, written)
-    # Of V in units of its scale, O is so too.
+    # With V in units of its scale, O is in the same units.
     scales = q.scales, k.scales, one if written == E4M3 else v.scales
     plan(*_bytes(q.values, k.values, v.values, output), *scales, by_s, s, one, *largest)
     return output

@@ -1,4 +1,4 @@
-"""`kernel.fp8`, the rung whose Q, K and V are e4m3 with scales: a kernel of views with one parameter more."""
+"""`kernel.fp8`, whose Q, K and V are e4m3 with scales: a kernel of views with one parameter more."""
 
 import ctypes
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class AllScales(ctypes.Structure):
 
 
 class ScaledMaps(Maps):
-    """Tensor maps, scalars, and where the scales of Q, K and V are, and of an O in e4m3."""
+    """Tensor maps, scalars, and the places of the scales of Q, K and V, and of an O in e4m3."""
 
     def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
         self._scales = AllScales()
@@ -50,7 +50,7 @@ class ScaledLaunch(Launch):
 
         Args:
             scales: of q, k and v, and of an output in e4m3, as `ScaledMaps.scale` takes them.
-            dtype: of the output, the one that the kernel was compiled for.
+            dtype: the output's, for which the kernel was compiled.
         """
         addresses = [tensor.data_ptr() for tensor in (q, k, v)]
         if any(address % maps.ALIGNMENT for address in addresses):
@@ -68,7 +68,7 @@ class ScaledLaunch(Launch):
 
 
 class ScaledKernel(rungs.Kernel):
-    """A rung in e4m3, called as `of_scales`."""
+    """A kernel in e4m3, called as `of_scales`."""
 
     launch_type, maps_type = ScaledLaunch, ScaledMaps
 

@@ -2,9 +2,9 @@
 
 With a scale for each head, a kernel gives the same bits on Hopper (`quantizing`).
 
-A scale is the largest finite magnitude of what it is for, over 448, the largest number of e4m3. An element is divided
-by its scale in float32 and rounded to e4m3 once, to nearest even: its error is at most 1/16 of itself, or 2^-10 of the
-scale where that is more. What isn't finite becomes NaN, which e4m3 has, and takes no part in its scale.
+A scale is the largest finite magnitude of its elements over 448, the largest number of e4m3. An element is divided by
+its scale in float32 and rounded to e4m3 once, to nearest even. Its error is at most 1/16 of itself, or 2^-10 of the
+scale where that is more. Elements that aren't finite become NaN, which e4m3 has, and take no part in their scale.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ LARGEST = torch.finfo(E4M3).max
 FIRST_E4M3 = (8, 9)
 """The compute capability from which on tensor cores multiply such numbers."""
 SCALES = ("tensor", "head", "block")
-"""What has a scale of its own: a tensor, each head of each sequence, or each block of a head's rows."""
+"""The parts with a separate scale: a tensor, each head of each sequence, or each block of a head's rows."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -64,12 +64,11 @@ def quantize(
     Args:
         scales: one of `SCALES`.
         rows: the rows of a block, 64 by default, if each has a scale.
-        rotated: whether Q and K are rotated first (`rotate`), which leaves scores as they are and spreads what is large
-            over a row.
+        rotated: whether Q and K are rotated first (`rotate`), which keeps scores and spreads large elements over a row.
 
     Raises:
-        ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, a block has no rows, rows are stated
-            of what has none, or a head_dim that is to be rotated is no power of two.
+        ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, or a block has no rows. Also rows
+            that are stated without blocks, or a head_dim to be rotated that is no power of 2.
     """
     if rows is not None and scales != "block":
         advice = f'state scales="block" with them, not {scales!r}, or leave them out'
@@ -85,18 +84,18 @@ def quantize(
 
 
 def rotates(head_dim: int) -> bool:
-    """Whether rows of so many columns can be rotated."""
+    """Whether rows of this many columns can be rotated."""
     return head_dim.bit_count() == 1
 
 
 def rotate(tensor: Tensor) -> Tensor:
-    """The rows of a tensor in float32, rotated: signs changed as by chance, then Hadamard's transform, over √head_dim.
+    """The rows of a tensor in float32, rotated: signs changed at random, then Hadamard's transform, over √head_dim.
 
-    The same for every tensor of a head_dim, so that products of rotated rows are those of the rows. Each step adds two
-    numbers, so that the bits are the same on every device.
+    The rotation is the same for every tensor of a head_dim, so that products of rotated rows are those of the rows.
+    Each step adds 2 numbers, so that the bits are the same on every device.
 
     Raises:
-        ValueError: the head_dim is no power of two.
+        ValueError: the head_dim is no power of 2.
     """
     head_dim = tensor.shape[-1]
     if not rotates(head_dim):
@@ -131,7 +130,7 @@ def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
     # The least scale is the least normal number: a subnormal one may be 0, on devices that flush them or by dividing.
     # A scalar on the host would be multiplied by its reciprocal on a GPU.
     found = (largest / torch.full_like(largest, LARGEST)).clamp(min=torch.finfo(torch.float32).tiny)
-    # What becomes of an infinity that is cast to e4m3 depends on PyTorch's version.
+    # The result of a cast of an infinity to e4m3 depends on PyTorch's version.
     whole = Quantized(given, found, rows)
     values = (given / whole.of_each_row()).masked_fill(unfit, torch.nan).to(E4M3)
     return replace(whole, values=values)

@@ -1,9 +1,9 @@
 """Implementations in FP8 that a study names, at shapes in float16 and bfloat16.
 
-`kernel.fp8` and `peer.cudnn_fp8` are given Q, K and V in e4m3. These are rounded outside of what is timed, each time
-that the inputs change. What `kernel.fp8_quantizing` is timed with is all that a program does which has them in 16 bits.
-Of each, there is one whose Q and K are rotated before they are rounded; the rung can't tell. All are held to the
-numbers that their e4m3 inputs stand for.
+`kernel.fp8` and `peer.cudnn_fp8` are given Q, K and V in e4m3. These are rounded outside of the timed window, each
+time that the inputs change. `kernel.fp8_quantizing` is timed with all the work of a program that has them in 16 bits.
+Each kernel has a variant whose Q and K are rotated before they are rounded; the kernel can't tell. All are compared
+with attention of the numbers that their e4m3 inputs stand for.
 """
 
 from collections.abc import Callable
@@ -37,8 +37,8 @@ from attnlab.study.shapes import Shape
 class RoundedWindows:
     """Windows of inputs in e4m3, as they were when this was refreshed.
 
-    All is rounded at once, so that neighbouring windows share memory here too. A head has the scale that it would have
-    by itself; one scale is that of all windows.
+    All windows are rounded at once, so that neighbours share memory here too. A head has the scale that it would have
+    by itself; a single scale is that of all windows.
     """
 
     def __init__(self, windows: Windows, operands: "InE4M3") -> None:
@@ -58,7 +58,7 @@ class RoundedWindows:
     def refresh(self) -> None:
         """Round the values that are in place now, on the current stream; on a GPU by a single launch of a graph."""
         if self._values[0].is_cuda and self._graph is None:
-            self._quantize()  # what it does only once, it can't do while it is captured
+            self._quantize()  # one-time work can't be captured
             self._graph = torch.cuda.CUDAGraph()
             with devices.no_garbage_collected(), torch.cuda.graph(self._graph):
                 self._quantize()
@@ -76,8 +76,8 @@ class RoundedWindows:
 class RoundedNumbers(Numbers):
     """The numbers of a window that is rounded.
 
-    Only cuDNN takes one scale for a tensor, and it was made to give e4m3: then an output in e4m3 is over the scale of
-    V, and is widened before it is compared.
+    Only cuDNN takes one scale for a tensor, and it was made to give e4m3. Such an output is divided by the scale of V,
+    and is widened before it is compared.
     """
 
     as_drawn = False
@@ -172,7 +172,7 @@ class E4M3Implementation(Implementation):
 def kernel(
     q: Quantized, k: Quantized, v: Quantized, causal: bool, dtype: torch.dtype, scale: float | None = None
 ) -> Tensor:
-    """The rung in e4m3; raises as `ScaledKernel.of_scales` does."""
+    """The kernel in e4m3; raises as `ScaledKernel.of_scales` does."""
     scales = (q.scales, k.scales, v.scales)
     return rung().of_scales(q.values, k.values, v.values, scales, causal, scale, dtype)
 
@@ -186,7 +186,7 @@ def quantizing(operands: InE4M3, q: Tensor, k: Tensor, v: Tensor, causal: bool, 
 
 
 def _resources(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
-    """What the rung needs for tensors of this layout, contiguous and in e4m3."""
+    """The resources of the kernel for tensors of this layout, contiguous and in e4m3."""
     queries, keys, values = (torch.empty(tensor.shape, dtype=E4M3, device=tensor.device) for tensor in (q, k, v))
     return rungs.needs(rung().prepared_scaled(queries, keys, values, causal, scale, q.dtype))
 
