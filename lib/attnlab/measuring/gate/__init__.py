@@ -1,1 +1,1 @@
-"""Correctness before speed: what an implementation has to pass before and after it is timed."""
+"""Correctness before speed: the checks of an implementation before and after it is timed."""

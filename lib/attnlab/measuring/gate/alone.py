@@ -9,9 +9,9 @@ from attnlab.study.shapes import Shape
 
 
 def differing(implementation: Implementation, given: Inputs, shape: Shape) -> int | None:
-    """In how many elements the output for a sequence alone differs in its bits from that for the whole batch.
+    """The number of elements whose bits differ between the outputs for a sequence alone and for the whole batch.
 
-    The sequence is drawn at random, and is called as a program would: what chooses by shape may choose otherwise.
+    The sequence is drawn at random, and is called as a program would: code that chooses by shape may choose otherwise.
 
     Returns:
         None where the question doesn't arise: a single sequence, sequences end to end, a backward pass, or a call that

@@ -1,4 +1,4 @@
-"""The verdict of the gate on one output: its errors, what is allowed, and what else is wrong."""
+"""The verdict of the gate on one output: its errors, the allowed errors, and other faults."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Error:
 
     @classmethod
     def between(cls, output: Tensor, oracle: Tensor) -> "Error":
-        """Compare two tensors of the same shape, a slab at a time to bound memory."""
+        """Compare 2 tensors of the same shape, a slab at a time to bound memory."""
         worst, total = 0.0, 0.0
         for got, right in zip(output.flatten(0, 1).split(64), oracle.flatten(0, 1).split(64), strict=True):
             distance = (got.double() - right).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -30,11 +30,11 @@ class Error:
         return cls(worst, total / oracle.numel())
 
     def within(self, allowed: "Error") -> bool:
-        """Whether neither the maximum nor the mean exceeds what is allowed."""
+        """Whether neither the maximum nor the mean exceeds the allowed error."""
         return self.maximum <= allowed.maximum and self.mean <= allowed.mean
 
     def strain(self, allowed: "Error") -> float:
-        """The larger of the two errors, in units of what is allowed."""
+        """The larger of both errors, in units of the allowed ones."""
         each = (self.maximum, allowed.maximum), (self.mean, allowed.mean)
         return max(error / most if most else math.inf if error else 0.0 for error, most in each)
 
@@ -67,10 +67,9 @@ class Check:
         framework_error: the error of the same formula composed from torch operations, in the dtype of the inputs.
         unavoidable: the error that the rounding of scores in float32 causes; see `Gate`.
         rounded_once: the largest error that rounding the output to its dtype may cause; see `Gate`.
-        faults: what is wrong besides the error, in words.
-        differing: in how many elements two runs on the same inputs differ.
-        drawn: how far O is from attention of the inputs as they were drawn, whatever they were rounded to; None on
-            extremes.
+        faults: faults besides the error, in words.
+        differing: the number of elements in which 2 runs on the same inputs differ.
+        drawn: the distance of O from attention of the inputs as they were drawn, before any rounding; None on extremes.
         output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.
     """
 
@@ -99,7 +98,7 @@ class Check:
 
     @property
     def strain(self) -> float:
-        """The larger of the two errors, in units of what is allowed."""
+        """The larger of both errors, in units of the allowed ones."""
         return self.error.strain(self.allowed)
 
     @property

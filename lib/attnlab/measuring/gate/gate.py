@@ -4,14 +4,14 @@ An output is compared with the float64 oracle, and the way in which it was compu
 (docs/method.md has the reasons). Each of these fails a check:
 
 - elements that were not written, or are not finite: memory is poisoned before each run;
-- bytes written outside the output: it lies between guards, if the implementation allocates it with `outputs.like`;
+- bytes written outside the output: it is between guards, if the implementation allocates it with `outputs.like`;
 - an output that is no plain tensor, so that it may be computed only when it is looked at;
 - inputs that were changed, or returned as the output;
 - the output for earlier inputs: inputs change in place from check to check, and a returned output is poisoned;
-- in a forward pass that has to repeat itself, two runs that differ in any bit; elsewhere, runs that differ more and
-  more. Shared memory and registers of the multiprocessors hold something else in the second run;
-- work that the calling stream does not order: the second run is called before that stream has written the inputs, that
-  stream copies its output at once, and a graph captured from the stream has to compute the result by itself.
+- in a forward pass that has to repeat itself, 2 runs that differ in any bit; elsewhere, runs that differ more and
+  more. Shared memory and registers of the multiprocessors hold other values in the second run;
+- work that the calling stream does not order. The second run is called before that stream has written the inputs. That
+  stream copies its output at once. A graph captured from the stream has to compute the result by itself.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from attnlab.study.values import NORMAL
 
 # The number of elements at the start of an output that serve as its fingerprint.
 FINGERPRINT = 4096
-# Runs that differ from the first in ever more elements, in the end in so many times as many, are not merely rounded
+# Runs that differ from the first in ever more elements, in the end in GROWTH times as many, are not merely rounded
 # differently.
 RUNS, GROWTH = 4, 10
 UNLIKE = "differs between two runs on the same inputs, in {} of {} elements"
@@ -46,14 +46,14 @@ LATE = "doesn't wait for the stream that calls it: differs in {} of {} elements 
 class Gate:
     """The oracle for one set of inputs, against which any number of implementations is checked.
 
-    The mean error may be at most `GATE_FACTOR` times the framework's own on the same inputs, and the largest that many
-    times the sum of the framework's own and of the error of rounding the output once. Where the rounding of scores to
-    float32 may cost more than the framework's own error, it takes its place (`rounding.unavoidable`): in a forward pass
-    on normal inputs for the largest error only, as a mean is not small by luck.
+    The mean error may be at most `GATE_FACTOR` times the framework's own on the same inputs. The largest may be that
+    many times the sum of the framework's own and of the error of rounding the output once. Rounding scores to float32
+    may cost more than the framework's own error, and then takes its place (`rounding.unavoidable`). In a forward pass
+    on normal inputs this holds for the largest error only, as a mean is not small by luck.
 
-    An implementation that multiplies other numbers than its inputs is held to those: the oracle is of those, and so is
-    the framework's own error. How far its output is from attention of the inputs as they were drawn is noted besides,
-    and nothing fails by it.
+    An implementation that multiplies other numbers than its inputs is held to those: the oracle and the framework's own
+    error are of those. The distance of its output from attention of the inputs as they were drawn is noted as well, and
+    nothing fails by it.
 
     Args:
         given: Q, K and V, in training also the gradient of O; only the gate may change them.
@@ -105,11 +105,11 @@ class Gate:
         return 1 if len(self._inputs) == 3 else len(OUTPUTS)
 
     def check(self, output: Tensor | Tensors, faults: Sequence[str] = ()) -> Check:
-        """Compare what was computed from this gate's inputs with the oracle.
+        """Compare an output for this gate's inputs with the oracle.
 
         Args:
             output: O; in training O, dQ, dK and dV. The check is then of the one whose error is the worst.
-            faults: what is already known to be wrong.
+            faults: faults that are already known.
         """
         returned = outputs.each(output)
         if wrong := self._misshapen(returned):
@@ -120,7 +120,7 @@ class Gate:
         return max(checks, key=lambda check: check.strain)
 
     def examine(self, call: Call, earlier: set[bytes] | None = None, repeats: bool = True) -> Check:
-        """Run `call` twice or more, and check what it returns and how it computes that.
+        """Run `call` twice or more, and check its output and the way in which it is computed.
 
         Args:
             earlier: fingerprints of the outputs for earlier inputs, to which that of this output is added.
@@ -146,7 +146,7 @@ class Gate:
         return self._worst([first, second], faults, differing, repeats)
 
     def examine_captured(self, call: Call, repeats: bool = True) -> Check:
-        """Capture a graph of one call, which holds only what the calling stream orders, and check its replay."""
+        """Capture a graph of one call, which holds only work that the calling stream orders, and check its replay."""
         with outputs.guarded(outputs.POISONS[0]) as guards:
             try:
                 replay = ordering.captured(call)
@@ -155,7 +155,7 @@ class Gate:
         return self.examine_replay(replay, repeats, guards)
 
     def examine_replay(self, replay: Replay, repeats: bool = True, guards: outputs.Guards | None = None) -> Check:
-        """Replay a graph that reads this gate's inputs twice, and check what it computes."""
+        """Replay a graph that reads this gate's inputs twice, and check its outputs."""
         self._returned = None
         (first, faults), (second, more) = (self._run(partial(_replayed, replay), turn, guards) for turn in (0, 1))
         faults += more
@@ -177,7 +177,7 @@ class Gate:
         return [Check(NONE, *bounds).allowed for bounds in self._bounds]
 
     def _exact(self, repeats: bool) -> bool:
-        """Whether two runs have to be bitwise the same."""
+        """Whether 2 runs have to be bitwise the same."""
         return repeats and self._outputs == 1
 
     def _worst(self, runs: list[Tensors], faults: list[str], differing: int, repeats: bool) -> Check:
@@ -197,7 +197,7 @@ class Gate:
         return []
 
     def _misshapen(self, returned: Tensors) -> str:
-        """The fault in the shapes or dtypes of what was returned."""
+        """The fault in the shapes or dtypes of an output."""
         shapes = tuple(tensor.shape for tensor in returned)
         if shapes == self._shapes:
             dtypes = {tensor.dtype for tensor in returned} - {self._inputs[0].dtype, torch.float64}  # the oracle's own
@@ -206,7 +206,7 @@ class Gate:
         return f"returned {there}, not {wanted}"
 
     def _run(self, call: Call, turn: int, guards: outputs.Guards | None = None) -> tuple[Tensors, list[str]]:
-        """Copies of the outputs of a run on poisoned memory, and what is wrong; `turn`, 0 or 1, chooses the poison."""
+        """Copies of the outputs of a run on poisoned memory, and its faults; `turn`, 0 or 1, chooses the poison."""
         device = self._inputs[0].device
         poison.fill(device, poison.WORDS[turn])
         devices.synchronize(device)
@@ -264,7 +264,7 @@ class Gate:
 def _unavoidable(
     given: Tensors, causal: bool, kind: str, exact: Tensors, sequences: tuple[int, ...], scale: float | None
 ) -> Sequence[Error]:
-    """What rounding to float32 may cost each output, whatever the implementation; see `Gate`."""
+    """The errors that rounding to float32 may cause in each output of any implementation; see `Gate`."""
     if len(given) > 3:
         in_float32 = given[0].dtype == torch.float32
         return rounding.unavoidable_in_training(given, causal, scale) if in_float32 else len(OUTPUTS) * [NONE]

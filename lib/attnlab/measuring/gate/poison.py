@@ -1,4 +1,4 @@
-"""Overwriting what earlier kernels left in the multiprocessors: shared memory and registers."""
+"""Overwriting the shared memory and registers that earlier kernels left in the multiprocessors."""
 
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The reference: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
 
 The oracle takes too long to be asked after each sample. The reference itself is checked against it once for each shape,
-and again on the inputs of an output that is farther off than what the first values allow.
+and again on the inputs of an output that is farther off than the first values allow.
 """
 
 import math
@@ -33,18 +33,18 @@ from attnlab.study.shapes import Shape
 
 COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
 REFERENCES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
-"""The fastest first. The last one's error is by definition what the gate calls the framework's own."""
+"""The fastest first. The last one's error is by definition the framework's own in the gate."""
 
 INPUTS = Operands()
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far a tensor of an output may be from the reference's: what the gate allows, plus the reference's own error.
+    """How far a tensor of an output may be from the reference's: the gate's allowance, plus the reference's own error.
 
-    Both may come from other values than those that are compared. By chance the reference's own error may be less than
-    half a unit in the last place of the largest element, which is the error that rounding an output may cost: it counts
-    as that at least. What the gate allows holds twice that already.
+    Both may come from other values than those that are compared. Rounding an output may cost half a unit in the last
+    place of its largest element. By chance the reference's own error may be less: it counts as that at least. The
+    gate's allowance holds twice that already.
 
     Attributes:
         unit: the unit in the last place of the largest element, where errors were measured.
@@ -155,7 +155,7 @@ class Comparison:
 
     @property
     def strain(self) -> float:
-        """The largest error in units of what is allowed; infinite if an element was not finite."""
+        """The largest error in units of the allowed error; infinite if an element was not finite."""
         error, allowed = self._worst
         return error.strain(allowed)
 
@@ -165,7 +165,7 @@ class Comparison:
 
     @property
     def _worst(self) -> tuple[Error, Error]:
-        """The error of the tensor that is the farthest off, and what is allowed of it."""
+        """The error of the tensor that is the farthest off, and its allowed error."""
         allowed = (bound.at(unit) for bound, unit in zip(self.bounds, self.units, strict=True))
         return max(zip(self.errors, allowed, strict=True), key=lambda pair: pair[0].strain(pair[1]))
 

@@ -65,9 +65,9 @@ def _of_slabs(q: Tensor, k: Tensor, v: Tensor, oracle: Tensor, causal: bool, sca
 def unavoidable_in_training(given: Tensors, causal: bool, scale: float | None = None) -> tuple[Error, ...]:
     """Likewise for O, dQ, dK and dV, where each element of dO·Vᵀ and each row of dO∘O is off by a float32 ulp too.
 
-    The ulp is that of |dO|·|v|, the largest value that their terms can add up to. With dS = P∘(dO·Vᵀ - D), where D is
-    the sum of a row of dO∘O, an error a of a score changes P by P∘(a - Σ P·a) and D by Σ dS·a; the errors b of dO·Vᵀ
-    and d of D change dS by P∘(b - d). Each output's variance is the sum of the squares of these terms' factors.
+    The ulp is that of |dO|·|v|, the largest value that their terms can add up to. D is the sum of a row of dO∘O, and
+    dS = P∘(dO·Vᵀ - D). An error a of a score changes P by P∘(a - Σ P·a) and D by Σ dS·a. The errors b of dO·Vᵀ and d
+    of D change dS by P∘(b - d). Each output's variance is the sum of the squares of these terms' factors.
 
     Args:
         given: Q, K, V and the gradient of O.

@@ -1,9 +1,9 @@
 """Nsight Compute's counters of one call at the study's target, for each implementation that was measured there.
 
-Where the study asks for other shapes too, they are of those implementations that are not far slower than the fastest.
-ncu runs this module in a process of its own, which for each case warms the implementation up and opens ncu's window for
-a single call. ncu runs each kernel of that call many times over, a few counters at a time: its durations are no
-latencies.
+At other shapes that the study asks for, they are of those implementations that are not far slower than the fastest.
+This module runs under ncu in a separate process. For each case, it warms the implementation up and opens ncu's window
+for a single call. The tool runs each kernel of that call many times over, a few counters at a time: its durations are
+no latencies.
 """
 
 import json
@@ -29,14 +29,14 @@ from attnlab.study.studies import Study
 WARMUP_CALLS = 20
 TIMEOUT_S = 60
 """For the cases of one implementation."""
-# Beyond the target, what takes more than this many times as long as the fastest is not counted.
+# Beyond the target, implementations that take more than this many times as long as the fastest are not counted.
 FAR_SLOWER = 2.0
 Cases = list[tuple[str, Shape]]
 """Implementations, each at a shape."""
 
 
 def take(name: str, study: Study, device: str) -> dict[str, str]:
-    """Profile what the run lacks of its target, and return what its manifest says of the profile.
+    """Take the counters that the run lacks, and return its manifest's entry on the profile.
 
     A failure of ncu costs the run its counters and nothing else.
     """
@@ -50,7 +50,7 @@ def take(name: str, study: Study, device: str) -> dict[str, str]:
         return untaken | {"why": str(refused)}
     there = write.recorded(name, "profile")
     wanted = [case for case in _counted(name, study) if implementation_key(case[0]) not in there]
-    # SDPA's backends, the peers and the kernels apart: what there is of one is kept if another doesn't end.
+    # SDPA's backends, the peers and the kernels apart: the counters of one are kept if another doesn't end.
     families = _apart(wanted, lambda implementation: implementation.partition(".")[0])
     problems = dict.fromkeys(problem for family in families for problem in _taken(name, ncu, family))
     words = ["python" if word == sys.executable else word for word in command([("IMPLEMENTATION", study.target_shape)])]
@@ -70,7 +70,7 @@ def _apart(cases: Cases, key: Callable[[str], str]) -> list[Cases]:
 
 
 def _taken(name: str, ncu: str, wanted: Cases) -> list[str]:
-    """Keep the counters of these cases, by one process or, if that fails, by one for each; return what went wrong."""
+    """Keep the counters of these cases, by one process or, if that fails, by one for each; return the problems."""
     names = list(dict.fromkeys(implementation for implementation, _ in wanted))
     print(f"{name}: counters of {', '.join(names)}", file=sys.stderr, flush=True)
     try:
@@ -109,10 +109,10 @@ def command(cases: Cases) -> list[str]:
 def parse(printed: str) -> list[pd.DataFrame]:
     """The lines that ncu printed of each call, as rows of function, launch, metric, unit and value.
 
-    What it couldn't count is left out.
+    Metrics that it couldn't count are left out.
 
     Raises:
-        Refused: nothing was counted; the message is what ncu said instead.
+        Refused: nothing was counted; the message is ncu's reason.
     """
     units, calls = tool.ncu_calls(printed)
     counted = [
@@ -141,7 +141,7 @@ def call_once(implementation: str, shape: Shape) -> None:
 
 
 def _counted(name: str, study: Study) -> Cases:
-    """What every replicate measured at the target, and at the study's other shapes unless it is far slower there."""
+    """The cases that every replicate measured at the target, and at the study's other shapes if not far slower."""
     run = read.load(name)
     found: Cases = []
     for shape in study.counted_shapes:

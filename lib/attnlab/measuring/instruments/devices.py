@@ -15,7 +15,7 @@ from attnlab.base.errors import UserError
 from attnlab.base.texts import PLAIN
 
 HOST_DIGITS = 12
-"""Of the hash by which a host is told from others, without its name."""
+"""Digits of the hash that tells a host from others, without its name."""
 
 
 def resolve(wanted: str) -> torch.device:
@@ -61,9 +61,9 @@ def last_level_cache_bytes(device: torch.device) -> int:
 
 
 def host() -> dict[str, str]:
-    """The start of the SHA-256 of the host's name, its CPU by model, and what governs the clock of the first core.
+    """The start of the SHA-256 of the host's name, its CPU by model, and the governor of the first core's clock.
 
-    The governor is "" where nothing says.
+    The governor is "" where the system doesn't say.
     """
     return {
         "host": hashlib.sha256(platform.node().encode()).hexdigest()[:HOST_DIGITS],
@@ -113,7 +113,7 @@ def _largest_cpu_cache_bytes() -> int:
 
 
 def _entry(path: str, name: str) -> str:
-    """What the first line `name: …` of a file says; "" without one."""
+    """The value in the first line `name: …` of a file; "" without one."""
     found = re.search(rf"^{name}\s*:(.*)$", _read(path), re.MULTILINE)
     return found[1].strip() if found else ""
 

@@ -1,4 +1,4 @@
-"""The locked environment: setting it, asserting that it holds, and recording what it is."""
+"""The locked environment: setting it, asserting that it holds, and recording it."""
 
 import gc
 import os
@@ -48,7 +48,7 @@ SETTINGS: dict[str, tuple[Read, Any]] = {
     "cublas_workspace_config": (lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""), CUBLAS_WORKSPACE),
     "seed": (torch.initial_seed, rules.SEED),
 }
-"""The locked settings: how each is read back from torch, and what it is locked to."""
+"""The locked settings: how each is read back from torch, and its locked value."""
 
 
 def _unsettable(value: Any) -> None:
@@ -136,12 +136,12 @@ def lock() -> None:
 
 @contextmanager
 def kept() -> Iterator[list[str]]:
-    """Undo what is changed inside of the settings that are locked, and of `KEPT`.
+    """Undo changes inside to the locked settings and to those of `KEPT`.
 
-    Afterwards, the list holds the names of those that were changed.
+    Afterwards, the list holds the names of the settings that were changed.
 
     Raises:
-        Spoiled: one can't be put back.
+        Spoiled: a setting can't be put back.
     """
     changed: list[str] = []
     before = settings() | _now(KEPT)
@@ -167,7 +167,7 @@ def _now(table: Mapping[str, tuple]) -> dict[str, Any]:
 def compile_every_shape() -> None:
     """Let `torch.compile` compile for as many shapes as there are; past its limit it would call a function uncompiled.
 
-    Whatever else makes it give up raises an error, and fails the case.
+    Any other reason for it to give up raises an error, and fails the case.
     """
     if "torch._dynamo" in sys.modules:  # else nothing is compiled yet
         config = sys.modules["torch._dynamo"].config

@@ -16,7 +16,7 @@ from attnlab.measuring.subjects.case import Call
 
 
 def kernels(call: Call, device: torch.device) -> list[str]:
-    """The names of what ran, the longest first: kernels on a GPU, framework operators on a CPU."""
+    """The names of the kernels that ran on a GPU, or of framework operators on a CPU, the longest first."""
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     with quiet(), profile(activities=[activity]) as profiler:
         call()
@@ -51,7 +51,7 @@ def peak_memory_bytes(call: Call, inputs_bytes: int, device: torch.device) -> in
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what the profiler's own library prints off the standard error stream."""
+    """Keep the output of the profiler's own library off the standard error stream."""
     kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)
     try:

@@ -15,12 +15,12 @@ except ImportError:  # an extra: a machine without an NVIDIA GPU has no use for 
 # thermal slowdown, power brake (nvml.h, nvmlClocksEventReasons). Idle and application clocks are no throttling.
 THROTTLING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 CARD_DIGITS = 12
-"""Of the hash by which a card is told from others: enough for every card of a cluster, and no serial number."""
+"""Digits of the hash that tells a card from others: enough for every card of a cluster, and no serial number."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The state of the card at one moment; None for what can't be read.
+    """The state of the card at one moment; None for values that can't be read.
 
     NVML's power is an average over some time: it describes the run, never a single kernel.
     """
@@ -75,7 +75,7 @@ class Telemetry:
         }
 
     def modes(self) -> dict[str, Any]:
-        """How the card is set now: ECC, persistence and MIG, and its power limit in W; None for what can't be read."""
+        """The card's settings now: ECC, persistence and MIG, and its power limit in W; None for unreadable ones."""
         return {
             "ecc": self._enabled("EccMode"),
             "power_limit_w": self._watts("EnforcedPowerLimit"),

@@ -1,4 +1,4 @@
-"""Tools that run in a process of their own, Nsight Compute above all: what they print, or why they don't run."""
+"""Tools that run in a separate process, Nsight Compute above all: their output, or why they don't run."""
 
 import csv
 import math
@@ -16,11 +16,11 @@ LONGEST_REASON = 200
 SEPARATOR = "spin_kernel"
 """The kernel that `torch.cuda._sleep` launches: it separates calls where kernels are traced or counted."""
 PLAN = "plan: "
-"""The start of the lines in which a process of ours tells the one that started it what it does."""
+"""The start of the lines in which a process of ours reports its steps to the one that started it."""
 
 
 class Refused(Exception):
-    """A tool did not do what it was asked for; the message says why."""
+    """A tool did not do its task; the message says why."""
 
 
 def find_ncu() -> str:
@@ -48,9 +48,9 @@ def ncu_calls(printed: str) -> tuple[dict[str, str], list[list[dict[str, str]]]]
     A call ends with a launch of `SEPARATOR`, or with the last launch.
 
     Raises:
-        Refused: it printed no such table; the message is what it said instead.
+        Refused: it printed no such table; the message is its reason.
     """
-    # What the profiled process prints stands between the rows.
+    # The output of the profiled process stands between the rows.
     table = "".join(printed.partition('"ID",')[1:])
     lines = [line for line in table.splitlines() if line.startswith('"')]
     if len(lines) < 2:
@@ -89,7 +89,7 @@ def output(command: list[str], timeout_s: float) -> str:
 
 
 def window(call: Callable[[], object]) -> None:
-    """Make a call inside ncu's window, and what separates it from the next: what ncu runs."""
+    """Make the call that ncu runs, inside its window, and then the launch that separates it from the next."""
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
     call()
@@ -108,7 +108,7 @@ def reason(printed: str) -> str:
 
 
 def to_number(text: str) -> float:
-    """A number as ncu prints it, with commas between thousands; NaN for anything else."""
+    """A number as ncu prints it, with commas between groups of digits; NaN for anything else."""
     try:
         return float(text.replace(",", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
+"""`kernel.best`: at each shape, the instance of a kernel that the tuning of this device chose."""
 
 from contextlib import suppress
 from functools import cache
@@ -17,7 +17,7 @@ FEW = f"{ladder.PREFIX}few"
 
 
 class Best(Launcher):
-    """What the tuning of this device chose, as it was when it was first asked."""
+    """The choices of this device's tuning, as it was when it was first asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Best(Launcher):
 
 
 class OfLengths(Best):
-    """What the tuning chose where that splits keys, and so takes the lengths of sequences; elsewhere `kernel.few`."""
+    """The tuning's choice where that splits keys, and so takes the lengths of sequences; elsewhere `kernel.few`."""
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
         with suppress(Unsupported):

@@ -1,4 +1,4 @@
-"""One launch of a kernel, prepared: what a call costs the host is what `Launch.__call__` does."""
+"""One launch of a kernel, prepared: `Launch.__call__` is the whole cost of a call to the host."""
 
 import ctypes
 import threading
@@ -14,10 +14,10 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 
 Addresses = tuple[int, ...]
-# Of a CTA that merges partial results, as its source says (`__launch_bounds__`); each of its warps merges a row's.
+# Threads of a CTA that merges partial results, as its source says (`__launch_bounds__`); each warp merges a row's.
 MERGE_THREADS = 128
 MERGE_ROWS = MERGE_THREADS // 32
-# The driver asks that a map in the host's memory lies at a multiple of this.
+# The driver asks that a map in the host's memory is at a multiple of this.
 ALIGNMENT = 64
 
 
@@ -27,7 +27,7 @@ class Parameters:
     The driver copies them when it launches or captures the kernel. Until then they belong to one thread.
 
     Args:
-        tensors: what is passed for each tensor, all of one size.
+        tensors: the bytes that are passed for each tensor, all of one size.
         scalars: one of ctypes's objects for each parameter that follows.
     """
 
@@ -44,7 +44,7 @@ class Parameters:
 
 
 class Pointers(Parameters):
-    """Tensors by their addresses, so many of them."""
+    """A number of tensors by their addresses."""
 
     def __init__(self, scalars: Sequence[Any], tensors: int = 4) -> None:
         super().__init__([bytes(8)] * tensors, scalars)
@@ -59,7 +59,7 @@ class Maps(Parameters):
     """Tensors by tensor maps, in which the addresses are replaced.
 
     Attributes:
-        each: where a map lies in memory, for as long as these parameters are there.
+        each: the place of each map in memory, for as long as these parameters are there.
     """
 
     def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
@@ -99,8 +99,8 @@ class Launch:
     Attributes:
         function: the driver's handle.
         ctas: CTAs of the grid, of `threads` threads and `shared_bytes` of dynamic shared memory each.
-        device: the number of the device that the tensors lie on.
-        parameters: makes `Parameters` for a thread; of a launch of two kernels, those of each.
+        device: the number of the device that the tensors are on.
+        parameters: makes `Parameters` for a thread; for a launch of 2 kernels, those of each.
         failed: the error to raise, by the name of the driver's.
     """
 
@@ -157,8 +157,8 @@ class Launch:
 class SplitLaunch(Launch):
     """A kernel whose clusters leave partial results in a workspace, and a second one that merges them.
 
-    Both are launched while what is before them still runs, and wait for it by themselves. Without a workspace there is
-    one cluster, and the first writes the output.
+    Both are launched while the work before them still runs, and wait for it by themselves. Without a workspace there is
+    one cluster, and the first kernel writes the output.
 
     Attributes:
         cluster: CTAs of a cluster.
@@ -181,7 +181,7 @@ class SplitLaunch(Launch):
 
         Args:
             kv_lens: the number of keys of each sequence, an int32 tensor ``(batch,)`` on the device; None where all
-                have as many as K holds. More count as so many, and less than 0 as 0. A query that sees no key gives 0.
+                have as many as K holds. More count as that, and less than 0 as 0. A query that sees no key gives 0.
         """
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) % maps.ALIGNMENT:
@@ -228,7 +228,7 @@ class SplitLaunch(Launch):
 
 
 def early(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> Any:
-    """How a kernel is launched, in clusters, before what it follows has ended (programmatic dependent launch)."""
+    """The settings of a launch in clusters, before the preceding kernel has ended (programmatic dependent launch)."""
     driver = maps.driver()
     kinds = driver.CUlaunchAttributeID
     alone, together = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
@@ -247,7 +247,7 @@ def early(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> A
 
 
 def layout(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Hashable:
-    """What a prepared launch depends on: shapes, strides, dtypes and devices, all but addresses."""
+    """The properties that a prepared launch depends on: shapes, strides, dtypes and devices, all but addresses."""
     return (
         *(q.shape, q.stride(), q.dtype, q.get_device()),
         *(k.shape, k.stride(), k.dtype, k.get_device()),

@@ -14,7 +14,7 @@ BYTES = 128
 """The size of a CUtensorMap."""
 # Columns of a tensor map's box: 64 elements of 16 bits are the 128 bytes that its swizzle spans.
 BOX_COLUMNS = 64
-# What the driver asks of addresses and of strides, in bytes (cuTensorMapEncodeTiled).
+# The driver's limits of addresses and of strides, in bytes (cuTensorMapEncodeTiled).
 ALIGNMENT = 16
 FARTHEST = 2**40
 MISALIGNED = f"tensors have to begin at addresses that are multiples of {ALIGNMENT}"
@@ -34,8 +34,8 @@ def strided(tensor: Tensor, address: int, rows: int) -> bytes:
     """A map of a tensor ``(batch, heads, seq_len, head_dim)`` with any strides that `refusal` doesn't refuse.
 
     Its dimensions are those of the tensor, innermost first. A box is 64 columns of `rows` rows of one head, or up to
-    128 of 8 bits, with 16-byte chunks swizzled over 128 bytes; rows of 64 columns of 8 bits are swizzled over their 64
-    bytes. What lies outside of the tensor reads as zero and is not written.
+    128 columns of 8 bits. Its 16-byte chunks are swizzled over 128 bytes; those of 64 columns of 8 bits are swizzled
+    over their 64 bytes. Elements outside of the tensor read as zero and are not written.
 
     Raises:
         Broken: the driver makes no such map.

@@ -22,15 +22,15 @@ from attnlab.study.ladder import Tile
 # Fitted to trials on an H200 and an H100, 25 shapes and tiles with up to 14 sections each: the choice was 0.3 % slower
 # than the best section on average, and 2 % at most. Tiles that an item costs besides its own:
 ITEM_TILES = 0.5
-# What a section costs whose K and V fill the L2, if a head has one item; it falls with their number, to this power.
+# The cost of a section whose K and V fill the L2, if a head has one item; it falls with their number, to this power.
 READ_COST, READ_POWER = 1.5, 1.5
 # With fewer heads nothing is gained.
 LEAST_HEADS = 4
-# Of a kernel that splits keys, in the time that a CTA takes for a tile of keys: what a CTA costs besides its tiles, and
-# what the second launch does. Rows whose results take as long as a tile of keys to merge, in a cluster of any size, and
-# by way of the workspace. How much faster a multiprocessor reads with two CTAs than with one; and how much of the time
-# for a tile it takes with the one that it holds, of few rows, while others are idle and leave it the memory. Fitted to
-# trials of every split at 48 shapes on an H200: 0.5 % slower than the fastest on average, and 5 % at most.
+# For kernels that split keys, in units of a CTA's time for a tile of keys: the cost of a CTA besides its tiles, and of
+# the second launch. Rows whose results take as long as a tile of keys to merge, in a cluster of any size, and by way of
+# the workspace. How much faster a multiprocessor reads with 2 CTAs than with 1. Its part of the time for a tile with
+# its only CTA, of few rows, while others are idle and leave it the memory. Fitted to trials of every split at 48 shapes
+# on an H200: 0.5 % slower than the fastest on average, and 5 % at most.
 START_TILES, MERGE_TILES = 6.0, 1.0
 CLUSTER_ROWS, WORKSPACE_ROWS = 160, 3200
 TOGETHER = 1.2
@@ -42,7 +42,7 @@ MOST_ROUNDS = 8
 
 
 class Divisor(ctypes.Structure):
-    """A number above 0 and what makes dividing by it one multiplication (Granlund & Montgomery 1994, section 4).
+    """A divisor above 0, by which one multiplication divides (Granlund & Montgomery 1994, section 4).
 
     The quotient ``n // by`` is ``(2 * n * factor >> 32) >> shift`` for 0 <= n < 2**31.
     """
@@ -81,7 +81,7 @@ class Problem(ctypes.Structure):
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, causal: bool, scale: float, tile: Tile, ctas: int, l2_bytes: int) -> "Problem":
-        """The problem of these queries and keys, for so many CTAs that work with `tile`."""
+        """The problem of these queries and keys, for `ctas` CTAs that work with `tile`."""
         batch, _, queries, head_dim = q.shape
         kv_heads, keys = k.shape[1:3]
         heads, rows = scheduled(q, kv_heads, tile)
@@ -185,7 +185,7 @@ class Packing(ctypes.Structure):
     def of(
         cls, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, tile: Tile, held: Held, ctas_per_sm: int
     ) -> "Packing":
-        """The problem of such tensors, on a device that holds so many CTAs at once, and on each multiprocessor."""
+        """The problem of such tensors, on a device that holds `held` CTAs at once, `ctas_per_sm` a multiprocessor."""
         batch, heads, queries, _ = q.shape
         kv_heads, keys = k.shape[1:3]
         group, tiles = heads // kv_heads, -(-keys // tile.keys)
@@ -203,12 +203,12 @@ class Packing(ctypes.Structure):
 
 @lru_cache(maxsize=4096)
 def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int, hidden: float = 0.0) -> tuple[int, int]:
-    """Over how many clusters of how many CTAs keys are split, so that all end soonest: by sizes alone, not by lengths.
+    """The numbers of clusters and of CTAs in each that keys are split over, so that all end soonest: by sizes alone.
 
     Args:
-        items: tiles of rows over all heads of K and V, each of which has so many parts.
-        tiles: of keys.
-        rows: of a tile that are used.
+        items: tiles of rows over all heads of K and V, each of which has that many parts.
+        tiles: tiles of keys.
+        rows: the rows of a tile that are used.
         held: the CTAs that the device holds at once, for each size of cluster.
         ctas_per_sm: how many of them share a multiprocessor.
         hidden: the part of the keys that the first query doesn't see.
@@ -226,7 +226,7 @@ def cost(
     """How long a split takes, in the time that a CTA takes for a tile of keys.
 
     CTAs that share the memory's bandwidth count as if they took turns. So do those that share a multiprocessor while
-    others have one alone, but for what it reads faster then. A cluster ends at once if its rows see none of its keys.
+    others have one alone, but for its faster reads then. A cluster ends at once if its rows see none of its keys.
 
     Args:
         at_once: the CTAs that the device holds at once in such clusters; the others are as for `splits`.

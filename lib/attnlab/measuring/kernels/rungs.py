@@ -1,4 +1,4 @@
-"""The rungs of the ladder, callable: compiled with CuPy, prepared once for each layout of their inputs."""
+"""The kernels of the ladder, callable: compiled with CuPy, prepared once for each layout of their inputs."""
 
 import ctypes
 import math
@@ -31,7 +31,7 @@ from attnlab.study.ladder import Rung, Tile
 
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
 KEPT = 4096
-# Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
+# Floats of a partial result besides its columns: its logarithm, and padding that keeps rows at multiples of 16 bytes.
 PARTIAL_EXTRA = 4
 # Scores are scaled in single precision. By a smaller factor they would vanish, and minus infinity times 0 is NaN; by a
 # larger one, the rounding of a row's largest score may exceed every exponent.
@@ -48,7 +48,7 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device, for a tile and a dtype of O; with split keys, what merges and is held."""
+    """One instance of a kernel on a device, for a tile and a dtype of O; with split keys, merge and held CTAs."""
 
     tile: Tile
     dtype: str
@@ -76,7 +76,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-        """A launch for such tensors, for a caller who keeps it.
+        """A launch for such tensors, which the caller keeps.
 
         Raises:
             Unsupported: it does not serve this shape, dtype, layout, scale or device.
@@ -103,12 +103,12 @@ class Launcher(ABC):
         return made
 
     def resources(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
-        """What the instance for such tensors needs, and what a call launches: columns of the table ``resources``."""
+        """The resources of the instance for such tensors, and of a launch: columns of the table ``resources``."""
         return needs(self.prepared(q, k, v, causal, scale))
 
 
 def needs(prepared: Prepared) -> dict[str, Any]:
-    """What a prepared launch needs, as `Launcher.resources`."""
+    """The resources of a prepared launch, as `Launcher.resources`."""
     compiled, tile = prepared.compiled, prepared.compiled.tile
     return {
         "function": compiled.expression,
@@ -124,7 +124,7 @@ def needs(prepared: Prepared) -> dict[str, Any]:
 
 
 class Kernel(Launcher):
-    """A rung of the ladder."""
+    """A kernel of the ladder."""
 
     launch_type: type[Launch] = Launch
     maps_type: type[Maps] = Maps
@@ -244,17 +244,17 @@ def functions(source: str, names: Sequence[str], architecture: str, explain: Cal
 
 
 def implementation(name: str) -> Implementation:
-    """The rung that is called ``kernel.<rung>``, as its source and entry are now; UserError if the ladder has none."""
+    """The kernel that is called ``kernel.<rung>``, by its source and entry as of now; UserError if there is none."""
     return named(name, of(ladder.rung(name)))
 
 
 def pinned(rung: Rung, tile: Tile) -> Implementation:
-    """One tile of a rung alone, called ``kernel.<rung>:<tile>``; a tile without a name by its head_dim."""
+    """One tile of a kernel alone, called ``kernel.<rung>:<tile>``; a tile without a name by its head_dim."""
     return named(f"{rung.implementation}:{tile.name or tile.head_dim}", kernel(rung, tile))
 
 
 def kernel(rung: Rung, tile: Tile) -> Kernel:
-    """One tile of a rung alone; compiled once per process."""
+    """One tile of a kernel alone; compiled once per process."""
     return of(rung.model_copy(update={"tiles": [tile]}))
 
 
@@ -265,7 +265,7 @@ def named(name: str, kernel: Kernel) -> Implementation:
 
 
 def of(rung: Rung) -> Kernel:
-    """A rung, callable; compiled once per process."""
+    """A kernel of the ladder, callable; compiled once per process."""
     return _KERNELS.setdefault(ladder.hashes([rung])[rung.implementation], Kernel(rung))
 
 
@@ -323,7 +323,7 @@ def _split(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, cau
 
 
 def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[str, Tile]:
-    """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
+    """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the kernel has none."""
     if rung.scaled:
         raise Unsupported(f"{rung.name} takes Q, K and V in e4m3 with their scales, as `attnlab.attend` does")
     tile = tile_for(rung, q, k, v, causal, scale)
@@ -334,7 +334,7 @@ def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
 
 
 def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tile:
-    """The tile for such inputs, whatever their dtype; raises Unsupported with the reason if the rung has none."""
+    """The tile for such inputs, of any dtype; raises Unsupported with the reason if the kernel has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
     if refused := (_unlike_views if rung.strided else _unlike_plain)(q, k, v, causal, scale):
@@ -360,7 +360,7 @@ def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
 
 
 def _unlike_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """Why a kernel of plain self-attention can't serve such inputs, after the rung's name; empty if it can."""
+    """Why a kernel of plain self-attention can't serve such inputs, after the kernel's name; empty if it can."""
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         return f"takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not {shapes}"
@@ -375,7 +375,7 @@ def serves_scale(scale: float | None) -> bool:
 
 
 def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """Why a kernel that takes views can't serve such inputs, after the rung's name; empty if it can."""
+    """Why a kernel that takes views can't serve such inputs, after the kernel's name; empty if it can."""
     if refused := unlike_grouped(q, k, v, causal, scale):
         return refused
     if not serves_scale(scale):
@@ -385,7 +385,7 @@ def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | 
 
 
 def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """Why there is no attention of these, whose heads may be grouped, after who takes them; empty if there is."""
+    """Why there is no attention of these, whose heads may be grouped, to follow a name; empty if there is."""
     shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
     if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"
@@ -399,7 +399,7 @@ def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float |
 
 
 def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:
-    """What an error of the driver at launch means: that the kernel can't be launched, or that the device failed."""
+    """The meaning of a driver's error at launch: the kernel can't be launched, or the device failed."""
     if error in REFUSED:
         return Broken(f"{_entry(rung, tile)}: the driver refuses to launch {expression}: {error}")
     return torch.AcceleratorError(error)
