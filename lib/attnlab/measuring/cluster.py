@@ -175,7 +175,7 @@ class Fleet(Executor):
         return dict(self.submit(_device, self._wanted).result())
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Do one thing on one worker, and wait for it."""
+        """Make a call on one worker, and wait for it."""
         done: Future[Any] = Future()
         try:
             done.set_result(next(self._do([Work(work, arguments)])))
@@ -188,8 +188,8 @@ class Fleet(Executor):
     ) -> Iterator[Any]:
         """Do jobs on all workers, replicates in pieces and other jobs first; gives values as they come.
 
-        Raises NoCluster if the scheduler or the last worker is lost, Unfit or Outdated if no worker is as the run
-        requires, and any other error as measuring raised it.
+        Raises NoCluster if the scheduler or the last worker is lost, and Unfit or Outdated if no worker is as the run
+        requires. Other errors are those that measuring raised.
         """
         self._look_around()
         (jobs,) = iterables
@@ -203,7 +203,7 @@ class Fleet(Executor):
             future.cancel()
 
     def _do(self, works: list[Work]) -> Iterator[Any]:
-        """Do these at the same time on the workers that are there."""
+        """Do this work on all present workers at the same time."""
         self._waiting = works
         try:
             while self._waiting or self._begun:
@@ -269,7 +269,7 @@ class Fleet(Executor):
         self._drop(address, error)
 
     def _drop(self, address: str, error: BaseException) -> None:
-        """Do without a worker: another does the work that it had begun, unless that has failed too often."""
+        """Drop a worker. Another does the work that it had begun, unless that work has failed too often."""
         del self._workers[address]
         how = " was lost"
         if not isinstance(error, NoCluster):

@@ -1,4 +1,4 @@
-"""Processes that measure: how they are started, watched, end with the one that started them, and are ended by it."""
+"""Processes that measure: their start, their watch, and their end with or by the process that started them."""
 
 import multiprocessing
 import os
@@ -33,7 +33,7 @@ Answer = tuple[Any, BaseException | None] | None
 
 
 class _Processes(ThreadPoolExecutor):
-    """Its thread starts a fresh process for each job, and another where an implementation ended the one before."""
+    """An executor that starts a fresh process for each job, and another where an implementation ended the last."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(1)
@@ -67,10 +67,10 @@ class _Processes(ThreadPoolExecutor):
 def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
     """An executor that runs one process at a time, a new one for each job: one GPU, strictly serial.
 
-    A job may be done more than once: where an implementation ended its process, it begins again without that one.
+    A job may be done more than once: where an implementation ended its process, the job begins again without it.
 
     Args:
-        environment: variables that its processes have besides those of this process.
+        environment: variables that its processes have in addition to those of this process.
     """
     return _Processes(environment or {})
 

@@ -1,9 +1,9 @@
 """Which implementation a measuring process is calling, so that one that ends the process, or never returns, is named.
 
-An implementation shares the process of the clock: in another it would compete for the device with its baseline. So that
-process is watched by the one that started it. Before each step, it writes on a board, memory that both share, which
-implementation it is about to call, where, and until when. A step that outlasts its time is ended. Then the work begins
-again in a fresh process (`attnlab.measuring.processes`), which knows the failures so far and doesn't repeat them.
+An implementation shares the process of the clock: in another it would compete for the device with its baseline. So the
+process that started it watches it. Before each step, it writes on a board, memory that both share, which implementation
+it is about to call, where, and until when. A step that outlasts its time is ended. Then the work begins again in a
+fresh process (`attnlab.measuring.processes`), which knows the failures so far and doesn't repeat them.
 """
 
 import math

@@ -105,7 +105,7 @@ def _command(program: str, cases: Cases, *more: str) -> list[str]:
     return [sys.executable, "-m", __spec__.name, program, stated, *more]
 
 
-# In the process of its own
+# In the separate process
 
 
 def _prepared(case: tuple[str, Shape]) -> Case | str:

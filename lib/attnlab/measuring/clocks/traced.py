@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Piece:
     """How long kernels ran on the device, without memsets, and the time from the first start to the last end.
 
-    Time in which 2 kernels ran counts once: a kernel that is launched early waits for the one before it within its own
+    Time in which 2 kernels ran counts once. A kernel that is launched early waits for the one before it within its own
     duration (programmatic dependent launch).
     """
 

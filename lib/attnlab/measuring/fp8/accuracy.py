@@ -30,8 +30,8 @@ def attention(
     """softmax(scale·Q·Kᵀ)·V of quantised inputs, from PyTorch's operations that round where an FP8 kernel does.
 
     Both products are of e4m3 numbers (`_product`). Probabilities are relative to that of the row's largest score. They
-    are multiplied by `PROBABILITY_SCALE` and rounded to e4m3. The output is divided by their sum before rounding, and
-    rounded to `dtype`. In e4m3 it is first divided by its scale and clamped to ±448.
+    are multiplied by `PROBABILITY_SCALE` and rounded to e4m3. The output is divided by the sum of those not rounded,
+    and rounded to `dtype`. In e4m3 it is first divided by its scale and clamped to ±448.
 
     Args:
         heads: heads of the queries, numbered over all batches, as ``(1, heads, length, head_dim)``; None for all.
@@ -111,7 +111,7 @@ def in_half(
 def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:
     """The errors of attention against float64 on a shape's values, by the rounding of its inputs.
 
-    The first is the shape's own dtype, composed from single operations (`oracle.composed`); the others are e4m3 with
+    The first is the shape's own dtype, composed from single operations (`oracle.composed`). The others are e4m3 with
     each of `SCALES`, rotated or not, and blocks of `rows` rows. All give their output in the shape's dtype.
 
     Raises:

@@ -29,7 +29,7 @@ def attend(
 
     Args:
         scales: the factors of the elements of q, k and v: float32 ``(batch, heads, 1)`` as `quantize` gives them for
-            each head, or with 1 in place of batch or heads. Then the divisor of an output in e4m3.
+            each head. Batch and heads may be 1 instead. Then the divisor of an output in e4m3.
 
     Raises:
         ValueError: the arguments don't fit together; the message is one line.

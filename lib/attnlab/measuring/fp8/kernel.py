@@ -17,7 +17,7 @@ from attnlab.study.implementations import FP8_KERNEL
 
 
 class Scales(ctypes.Structure):
-    """Where the scales of a tensor's heads are, and the strides of batch and head; 0 where they share one."""
+    """The address of the scales of a tensor's heads, and the strides of batch and head; 0 where they share one."""
 
     _fields_ = (("at", ctypes.c_void_p), ("batch", ctypes.c_int), ("head", ctypes.c_int))
 

@@ -89,7 +89,7 @@ def rotates(head_dim: int) -> bool:
 
 
 def rotate(tensor: Tensor) -> Tensor:
-    """The rows of a tensor in float32, rotated: signs changed at random, then Hadamard's transform, over √head_dim.
+    """The rows of a tensor in float32, rotated: signs drawn by a fixed seed, then Hadamard's transform, over √head_dim.
 
     The rotation is the same for every tensor of a head_dim, so that products of rotated rows are those of the rows.
     Each step adds 2 numbers, so that the bits are the same on every device.

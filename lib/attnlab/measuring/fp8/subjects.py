@@ -125,7 +125,7 @@ class InE4M3(Operands):
         """Windows in e4m3, made of their values when they are refreshed, and kept with them.
 
         Raises:
-            Unsupported: there is no head whose rows lie in one window alone, the inputs are more than Q, K and V, or
+            Unsupported: no head has rows in one window alone, the inputs are more than Q, K and V, or
                 rows of this head_dim can't be rotated.
         """
         if windows.by_token or len(windows.memory) != 3:

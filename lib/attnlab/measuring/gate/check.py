@@ -67,7 +67,7 @@ class Check:
         framework_error: the error of the same formula composed from torch operations, in the dtype of the inputs.
         unavoidable: the error that the rounding of scores in float32 causes; see `Gate`.
         rounded_once: the largest error that rounding the output to its dtype may cause; see `Gate`.
-        faults: faults besides the error, in words.
+        faults: other faults than the error, in words.
         differing: the number of elements in which 2 runs on the same inputs differ.
         drawn: the distance of O from attention of the inputs as they were drawn, before any rounding; None on extremes.
         output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.

@@ -60,7 +60,7 @@ class Gate:
         kind: the shape's values, or one of `schema.EXTREMES`.
         heads: in a forward pass, the heads whose values are compared, numbered over all batches; None for all. All
             other checks cover every head.
-        sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
+        sequences: the lengths of sequences that are packed end to end; empty if a batch has one length.
         scale: the factor of the scores; None for 1/√D.
         numbers: those that are multiplied; by default, the inputs as they are.
     """

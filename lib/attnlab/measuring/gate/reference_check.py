@@ -1,7 +1,7 @@
 """The reference: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
 
-The oracle takes too long to be asked after each sample. The reference itself is checked against it once for each shape,
-and again on the inputs of an output that is farther off than the first values allow.
+The oracle takes too long to run after each sample. It checks the reference itself once for each shape, and again on the
+inputs of an output that is farther off than the first values allow.
 """
 
 import math

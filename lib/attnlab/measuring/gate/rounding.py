@@ -29,7 +29,7 @@ def unavoidable(
     Args:
         given: Q, K and V of a forward pass.
         oracle: its exact output.
-        sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
+        sequences: the lengths of sequences that are packed end to end; empty if a batch has one length.
     """
     q, k, v = given
     lengths = sequences or (q.shape[2],)

@@ -1,6 +1,6 @@
 """Nsight Compute's counters of one call at the study's target, for each implementation that was measured there.
 
-At other shapes that the study asks for, they are of those implementations that are not far slower than the fastest.
+At other shapes that the study asks for, only implementations that are not far slower than the fastest are counted.
 This module runs under ncu in a separate process. For each case, it warms the implementation up and opens ncu's window
 for a single call. The tool runs each kernel of that call many times over, a few counters at a time: its durations are
 no latencies.

@@ -51,7 +51,7 @@ class Pointers(Parameters):
         self._words = (ctypes.c_uint64 * tensors).from_address(self._places[0])
 
     def point(self, addresses: Addresses) -> None:
-        """Let the tensors lie at these addresses of the device."""
+        """Let the tensors be at these addresses of the device."""
         self._words[:] = list(addresses)
 
 

@@ -60,7 +60,7 @@ class Problem(ctypes.Structure):
     """Batch, heads and lengths, and the schedule of a persistent kernel's work items.
 
     `sharing` heads have the same K and V, and a head has `items` work items. Where those have one block of queries
-    each, they count as one head: its blocks are those of `joined` others, `head_step` apart, and see all keys.
+    each, they count as one head. Its blocks are those of `joined` others, `head_step` apart, and see all keys.
     Elsewhere its blocks are `row_step` apart. `last_key` is the last that a head's first query sees.
 
     Under the mask, items are scheduled in sections of `section` heads, `rest` in the last one. Without it, each after
@@ -123,7 +123,7 @@ def shares(items: int, ctas: int, most: int) -> int:
 
 
 def step(items: int, ctas: int) -> int:
-    """How far each of the `ctas` CTAs moves on from round to round: it has a sequence's `items` equally often.
+    """How far each of the `ctas` CTAs moves on from round to round, to have a sequence's `items` equally often.
 
     Some take longer than others: a head's last one is shorter, and heads whose values rise cost more.
     """
@@ -203,7 +203,7 @@ class Packing(ctypes.Structure):
 
 @lru_cache(maxsize=4096)
 def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int, hidden: float = 0.0) -> tuple[int, int]:
-    """The numbers of clusters and of CTAs in each that keys are split over, so that all end soonest: by sizes alone.
+    """The clusters, and the CTAs of each, over which keys are split to end soonest: by sizes alone, not by lengths.
 
     Args:
         items: tiles of rows over all heads of K and V, each of which has that many parts.

@@ -16,7 +16,7 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Implementation
 
 WAYS = ("COMPOSITE", "UNIFIED")
-"""cuDNN's two ways to carry out a graph of attention; each proposes plans of its own, or refuses."""
+"""cuDNN's 2 ways to carry out a graph of attention; each proposes plans of its own, or refuses."""
 _plans: dict[Hashable, plans.Plan] = {}  # never emptied: captured graphs launch what a plan holds
 
 
@@ -24,8 +24,8 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = N
     """cuDNN's attention.
 
     Raises:
-        Unsupported: the package is not installed or uses another cuDNN than PyTorch, the device is no NVIDIA GPU, no
-            plan serves such tensors, or tensors of this layout come for the first time while a graph is captured.
+        Unsupported: the package is not installed or uses another cuDNN than PyTorch, the device is no NVIDIA GPU, or
+            no plan serves such tensors. Also the first tensors of this layout, while a graph is captured.
     """
     key = layout(q, k, v, causal, scale)
     plan = _plans.get(key)

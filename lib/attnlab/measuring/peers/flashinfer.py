@@ -1,9 +1,9 @@
 """FlashInfer's attention, by the fastest of its kernels and of the ways to hand it tensors of a layout.
 
-Its tensors are ``(tokens, heads, head_dim)``, several sequences one after the other; or K and V are pages of some keys
-each, and where keys are split, then between pages. It has kernels for every NVIDIA GPU (``fa2``) and for Hopper
-(``fa3``, FlashAttention-3's algorithm), and compiles them with nvcc where they are called for the first time. What it
-plans on the host, once for all layers of a step, is done at the first call of a layout, and not timed.
+Its tensors are ``(tokens, heads, head_dim)``, several sequences one after the other. K and V may also be pages of some
+keys each; keys are then split between pages only. It has kernels for every NVIDIA GPU (``fa2``) and for Hopper
+(``fa3``, FlashAttention-3's algorithm). It compiles them with nvcc where they are called for the first time. Its
+planning on the host, once for all layers of a step, is done at the first call of a layout, and not timed.
 """
 
 import logging
@@ -33,11 +33,11 @@ def flashinfer(
     """FlashInfer's attention by the fastest plan for a layout; all are timed when such tensors come for the first time.
 
     Args:
-        sequences: the lengths of sequences that lie end to end in tensors of ``(1, heads, tokens, head_dim)``.
+        sequences: the lengths of sequences that are packed end to end in tensors of ``(1, heads, tokens, head_dim)``.
 
     Raises:
-        Unsupported: the package is not installed, the device is no NVIDIA GPU, no kernel of it serves such tensors as
-            they lie in memory, or tensors of this layout come for the first time while a graph is captured.
+        Unsupported: the package is not installed, the device is no NVIDIA GPU, or no kernel of it serves such tensors
+            as they are in memory. Also the first tensors of this layout, while a graph is captured.
     """
     key = (layout(q, k, v, causal, scale), sequences)
     plan = _plans.get(key)
@@ -93,7 +93,7 @@ def _ragged(
 def _paged(
     make: Callable[..., Any], q: Tensor, k: Tensor, size: int, begins: list[Tensor], options: dict[str, Any]
 ) -> plans.Plan:
-    """K and V as pages of so many keys; `begins` is where the queries of each sequence begin, if that is asked for."""
+    """K and V as pages of `size` keys; `begins` is where the queries of each sequence begin, if that is asked for."""
     (shape, strides), listed = pages(k, size)
     wrapper = make(workspace(q.device), "HND")
     wrapper.plan(*begins, *listed, q.shape[1], k.shape[1], q.shape[3], size, **options)
@@ -101,14 +101,14 @@ def _paged(
 
 
 def pages(keys: Tensor, size: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[Tensor, Tensor, Tensor]]:
-    """K or V ``(batch, kv_heads, kv_len, head_dim)`` as pages of so many keys of all heads, without a copy.
+    """K or V ``(batch, kv_heads, kv_len, head_dim)`` as pages of `size` keys of all heads, without a copy.
 
     Returns:
-        The shape ``(pages, kv_heads, keys, head_dim)`` and strides, where pages overlap; and where those of each
-        sequence begin in the numbers of the pages that are used, these numbers, and the keys in each one's last page.
+        The shape ``(pages, kv_heads, keys, head_dim)`` and strides, where pages overlap. Then where those of each
+        sequence begin in the numbers of the used pages, these numbers, and the keys in each sequence's last page.
 
     Raises:
-        Unsupported: sequences lie at distances that no number of pages has.
+        Unsupported: the distance between sequences is no whole number of pages.
     """
     batch, heads, length, head_dim = keys.shape
     between, of_head, of_key, of_element = keys.stride()
@@ -145,7 +145,7 @@ def workspace(device: torch.device) -> Tensor:
 
 
 def flashinfer_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
-    """`flashinfer` on sequences that lie end to end."""
+    """`flashinfer` on sequences that are packed end to end."""
     return flashinfer(q, k, v, causal, sequences=sequences)
 
 

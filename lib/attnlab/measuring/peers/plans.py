@@ -16,14 +16,14 @@ Plan = Callable[..., Any]
 """Takes tensors of one layout; calls run one after the other on one stream."""
 DTYPES = {torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
 """The dtypes that are planned for, as cuDNN calls them."""
-# A plan is timed by so many calls at once, in so many rounds if it isn't far slower than the fastest in a first one.
+# A plan is timed by CALLS calls at once, in ROUNDS rounds if it isn't far slower than the fastest in a first one.
 CALLS, ROUNDS, FAR_SLOWER = 5, 9, 1.5
 # Cycles for which a stream is held until the calls are queued, 0.5 ms at 2 GHz; twice as many where they were too few.
 HOLD_CYCLES, MOST_HOLD_CYCLES = 1_000_000, 64_000_000
 
 
 def installed(module: str, title: str, device: torch.device) -> Any:
-    """A module of a package; raises Unsupported off an NVIDIA GPU, if it isn't installed, or lacks what it needs."""
+    """A module of a package; raises Unsupported off an NVIDIA GPU, if it isn't installed, or lacks a package."""
     if device.type != "cuda":
         raise Unsupported(f"{title} is measured only on an NVIDIA GPU")
     found = imported(module)
@@ -55,7 +55,7 @@ def require_plannable(title: str, dtype: torch.dtype) -> None:
 def refusing(refusals: tuple[type[Exception], ...], reasons: list[str]) -> Iterator[None]:
     """Inside, a plan is made and called once; where one of `refusals` is raised, its first line goes to `reasons`.
 
-    Where the device itself fails, or its memory is full, that is no refusal.
+    A failure of the device itself, or full memory of it, is no refusal.
     """
     try:
         yield

@@ -62,7 +62,7 @@ def _fate(subject: Subject) -> Row:
 
 
 def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls: int) -> Windows | None:
-    """Inputs of a shape for so many calls, to which subjects are bound; None, and all dropped, if there are none."""
+    """Inputs of a shape for `calls` calls, to which subjects are bound; None, and all dropped, if there are none."""
     try:
         windows = attempt(lambda: Windows(shape, session.device, calls))
     except OutOfMemory as error:
@@ -118,7 +118,7 @@ def _require_short(session: Session, subject: Subject) -> None:
     """Raise Unsupported if a call takes longer than the study allows."""
     case, longest_ms = subject.case, session.job.study.longest_call_ms
     case.refresh()
-    case.call()  # what the first call compiles is not counted
+    case.call()  # compiling at the first call is not counted
     for _ in range(2):  # one call may have been held up
         call_ms = cuda_events.roughly_us(case, session.device, 1) / 1e3
         if call_ms <= longest_ms:
@@ -128,7 +128,7 @@ def _require_short(session: Session, subject: Subject) -> None:
 
 
 def _warm_up(session: Session, case: Case) -> dict[str, Any]:
-    """Call until two windows in a row agree; returns how many calls that took, and whether they ever agreed."""
+    """Call until 2 windows in a row agree; returns how many calls that took, and whether they ever agreed."""
     least = -(-session.job.study.warmup_calls // WARMUP_WINDOW)
     last, steady = cuda_events.roughly_us(case, session.device, WARMUP_WINDOW), False
     windows = 1
@@ -142,7 +142,7 @@ def _warm_up(session: Session, case: Case) -> dict[str, Any]:
 def _record_block(
     session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, references: References
 ) -> None:
-    """Record the samples of one timing as one part. If it is there already, drop who was wrong in it."""
+    """Record the samples of one timing as one part. If it is there already, drop subjects that were wrong in it."""
     job = session.job
     key = block_key(job.study, shape, job.replicate, timing)
     if key in write.recorded(job.run, "samples"):

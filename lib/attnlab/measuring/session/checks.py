@@ -62,7 +62,7 @@ def check_all(
                     at = f"{route}, {kind}" if kind in EXTREMES else route
                     subject.drop(FAILED, f"{moment} timing, {at}: {check.reason}")
                     break
-            # Once, since it is of the code: what plans or compiles does so anew for a batch of one.
+            # Once, since it depends on the code: planning and compiling happen again for a batch of one.
             asks_alone = moment == "before" and kind == shape.values and not session.job.replicate
             if asks_alone and subject.alive:
                 asked = partial(alone.differing, subject.implementation, windows[0], shape)
@@ -123,7 +123,7 @@ def few_heads(shape: Shape) -> list[int] | None:
 
 
 def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iterator[tuple[str, Check]]:
-    """Check what a subject computes from the current inputs, by each route that is timed."""
+    """Check a subject's outputs for the current inputs, by each route that is timed."""
     call, repeats = subject.case.call, subject.implementation.repeats
     subject.case.refresh()
     called = subject.attempt(lambda: gate.examine(call, subject.earlier, repeats))

@@ -1,8 +1,8 @@
 """How long a study will take on this device, from a few calls, before anything of it is measured.
 
-Each implementation is called at its target with fewer keys and queries, then with more and more of them, as long as a
-call takes no longer than `LONGEST_CALL_S`, and so is the oracle. A call at a shape of the study takes as long as its
-FLOPs let expect, and is made as often as samples, warm-up and checks ask for.
+Each implementation and the oracle are called at the target with fewer keys and queries, then with more and more. A call
+that would take longer than `LONGEST_CALL_S` ends this. The time of a call at a shape of the study follows from its
+FLOPs. The call is made as often as samples, warm-up and checks ask for.
 """
 
 import math
@@ -40,7 +40,7 @@ PANEL_S = 270.0
 
 @dataclass
 class Cost:
-    """Seconds of a call at shapes of so many FLOPs, ascending; and the least that a first call takes besides."""
+    """Seconds of a call by the FLOPs of its shape, ascending; and the least that a first call takes besides."""
 
     flops: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -55,8 +55,8 @@ class Cost:
 
 
 def planned(study: Study, device: torch.device) -> tuple[float, list[float]]:
-    """About how long a study takes on this device, in seconds: all replicates, one after the other, with what comes
-    after them; and each of its shapes in one replicate, 0 where it doesn't fit the device's memory."""
+    """About how long a study takes on this device, in seconds: all replicates, one after the other, and the parts after
+    them. Then the same for each of its shapes in one replicate, 0 where it doesn't fit the device's memory."""
     memory_bytes = devices.describe(device)["memory_bytes"] or math.inf  # 0 where the system doesn't say
     shapes = [shape for shape in study.shapes if shape.bytes < memory_bytes]
     shapes_s, stream_s = _seconds(study, shapes, device) if shapes else ([], 0.0)
@@ -113,7 +113,7 @@ def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[st
 
 def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
     """The target with 4 times as many queries and keys again and again, from little work to the most of any shape."""
-    # Of more keys than queries, keys change, and under the mask stay as many as these.
+    # With more keys than queries, the number of keys changes, and stays at least that of queries.
     axis, fewest = ("kv_len", target.seq_len) if target.kv_len > target.seq_len else ("seq_len", 1)
     least, most = min(FIRST_FLOPS, *(shape.flops for shape in shapes)), max(shape.flops for shape in shapes)
     called = [target]
@@ -125,7 +125,7 @@ def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
 
 
 def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.device) -> None:
-    """Add what a call takes at a shape, undisturbed; nothing where it can't be called."""
+    """Add the seconds of an undisturbed call at a shape; nothing where it can't be called."""
     took_s: list[float] = []
     try:
         first_s = cuda_events.timed(device, partial(attempt, call))[0] / 1e6

@@ -38,7 +38,7 @@ def cases(study: Study) -> list[tuple[str, Shape]]:
 
 
 def take(run: str, study: Study, device: torch.device) -> None:
-    """Take what a run still lacks of its loads; one that fails costs the run its own rows, which say why."""
+    """Take the loads that a run still lacks; one that fails costs the run its own rows, which say why."""
     for implementation, shape in cases(study):
         key = implementation_key(implementation)
         if key not in write.recorded(run, "endurance"):

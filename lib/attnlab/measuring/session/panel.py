@@ -1,7 +1,7 @@
 """The panel: calls from microseconds to milliseconds, each timed by our clocks and by those of other tools.
 
 =================  =====  ==========================================================================================
-method             cache  what one sample is
+method             cache  one sample
 =================  =====  ==========================================================================================
 eager              warm   our clock
 device             warm   our clock
@@ -18,9 +18,9 @@ ncu                warm   Nsight Compute's durations of a call's kernels, each r
 ncu.cold           cold   the same after our flush
 =================  =====  ==========================================================================================
 
-The first nine run in one process and take turns. NVBench and Nsight Compute run in a process of their own
-(`attnlab.measuring.clocks.external_tools`). For each case, the canary also looks at what the L2 holds when a sample of
-each of our clocks begins. After the cases, loads without pause show how long a burst lasts
+The first 9 run in one process and take turns. NVBench and Nsight Compute run in separate processes
+(`attnlab.measuring.clocks.external_tools`). For each case, the canary also looks at the contents of the L2 when a
+sample of each of our clocks begins. After the cases, loads without pause show how long a burst lasts
 (`attnlab.measuring.session.load`).
 """
 
@@ -48,7 +48,7 @@ LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUNDS = 9
 LOOKS = 3
 STEPS = 10
-"""A case of the panel, or a load, takes no longer than so many steps of a study may."""
+"""A case of the panel, or a load, takes no longer than this many steps of a study may."""
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
@@ -69,7 +69,7 @@ def cases(study: Study) -> list[tuple[str, Shape]]:
 
 
 def take(run: str, study: Study, device: torch.device) -> None:
-    """Take what a run still lacks of its panel, a case at a time.
+    """Take the cases that a run's panel still lacks, one at a time.
 
     A method that fails costs the panel its own rows, which say why, and nothing else.
     """
@@ -113,7 +113,7 @@ def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
     """Rounds in which every method takes its turn, in random order. A method that fails says why and drops out."""
     telemetry, order = Telemetry(device), random.Random(str(axes))
     taking, rows = methods_of(case, device), []
-    for number in range(-1, ROUNDS):  # the first round isn't kept: in it, tools do what they do only once
+    for number in range(-1, ROUNDS):  # the first round isn't kept: in it, tools do their one-time work
         names = list(taking)
         order.shuffle(names)
         for name in names:
@@ -121,7 +121,7 @@ def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
                 found = taking[name]()
             except torch.AcceleratorError:
                 raise
-            except Exception as error:  # whatever another's tool raises is its reason
+            except Exception as error:  # any error of another's tool is its reason
                 del taking[name]
                 rows.append(axes | {"method": name, "why": reason(error)})
                 continue

@@ -1,4 +1,4 @@
-"""Recording a run: whatever the study asks for and the run lacks is handed to processes; then the run is closed."""
+"""Recording a run: work that the study asks for and the run lacks is handed to processes; then the run is closed."""
 
 import errno
 import os
@@ -52,14 +52,14 @@ def record(
         wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
         executor: runs the jobs, a replicate each, in fresh processes; default `processes.fresh_processes`.
         long: whether a new run may take longer than a day.
-        command: what a user types for such a run; default that on one device of this kind.
-        again: what a user types to go on with this run; default that on one device.
+        command: a user's command for such a run; default that on one device of this kind.
+        again: a user's command to go on with this run; default that on one device.
 
     Raises:
         Outdated: the run began in another environment, with other kernels or another dispatch table.
-        UserError: the device isn't there, or failed; a new run would take longer than it may; the run is of another
-            study, or blocks of it were lost or changed; the disk or the memory is full; a process died, or all were
-            lost. What was recorded until then is kept.
+        UserError: the device isn't there, or failed; a new run would take longer than it may; or the run is of another
+            study. Also for lost or changed blocks of the run, a full disk or memory, and a process that died, or the
+            loss of all. Blocks that were recorded until then are kept.
     """
     device = wanted if executor else devices.resolve(wanted).type
     command, again = command or command_for(study.name, f"DEVICE={device}"), again or f"make measure RUN={name}"
@@ -81,14 +81,14 @@ def record(
 
 @contextmanager
 def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
-    """Inside, whatever cuts recording off ends the pool's work and is said in one line, with how to go on.
+    """Inside, anything that cuts recording off ends the pool's work, and one line says how to go on.
 
     Args:
         target: the folder that is recorded into.
-        again: what a user types to go on.
+        again: a user's command to go on.
 
     Raises:
-        UserError: in place of what was raised inside.
+        UserError: in place of the error raised inside.
     """
     first, after = "", ""
     try:
@@ -173,7 +173,7 @@ def _announce(study: Study, seconds: float, long: bool) -> None:
 
 
 def _duration(seconds: float) -> str:
-    """A time to two digits in the largest unit of which it has at least two, such as ``about 25 minutes``."""
+    """A time to 2 digits in the largest unit of which it has at least 2, such as ``about 25 minutes``."""
     sizes = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
     unit = next((unit for unit, size in sizes.items() if seconds >= 2 * size), "seconds")
     return f"about {float(f'{seconds / sizes[unit]:.2g}'):,.0f} {unit}"
@@ -281,7 +281,7 @@ def _say_what_failed(name: str, keys: set[str], said: set[str]) -> None:
     for key in sorted(keys):
         try:
             cases = read.part(name, "cases", key)
-        except (OSError, UserError, ValueError):  # whoever reads the run says so
+        except (OSError, UserError, ValueError):  # the reader of the run says so
             continue
         for _, case in cases[(cases["status"] == schema.FAILED) & ~cases["implementation"].isin(said)].iterrows():
             said.add(case["implementation"])

@@ -31,7 +31,7 @@ Requests = dict[Shape, tuple[Windows, list[tuple[str, Case]]]]
 def take(run: str, study: Study, replicate: int, device: torch.device, seed: int) -> pd.DataFrame:
     """The calls of one replicate's stream, a row each.
 
-    By the host's clock, ``latency_us`` is from before the call until its output is complete, and ``host_us`` until the
+    By the host's clock, ``latency_us`` is from before the call until its output is complete. ``host_us`` is until the
     call returns, which on a GPU is earlier. No request has a shape at which an implementation was not measured in this
     replicate.
 

@@ -1,4 +1,4 @@
-"""What a process measures: its job, its session, and each implementation on its way through a shape."""
+"""The work of a process: its job, its session, and each implementation on its way through a shape."""
 
 import math
 import uuid
@@ -96,8 +96,8 @@ class Subject:
 
     Attributes:
         place: the key of the shape.
-        limit_s: how long a step of it may take, a check or a sample, say.
-        details: what the preparation found: kernels, peak memory, resources, warm-up.
+        limit_s: how long one of its steps may take, such as a check or a sample.
+        details: results of the preparation: kernels, peak memory, resources, warm-up.
         earlier: fingerprints of the outputs that the gate has already seen.
     """
 
@@ -137,7 +137,7 @@ class Subject:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, the implementation is called, watched from outside; raises Broken if it replaced what times it."""
+        """Inside, the implementation is called, watched from outside; raises Broken if it replaced parts of a clock."""
         with watch.step(self.implementation.name, self.place, self.limit_s), originals.intact():
             yield
 
@@ -174,6 +174,6 @@ def alive(subjects: Iterable[Subject]) -> list[Subject]:
 
 
 def drop_all(subjects: Iterable[Subject], what: str, error: OutOfMemory) -> None:
-    """Drop all subjects at a shape at which memory doesn't hold what all of them need."""
+    """Drop all subjects at a shape at which memory doesn't hold the tensors that all of them need."""
     for subject in alive(subjects):
         subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")

@@ -1,9 +1,9 @@
-"""Tuning: which instances of which rungs are the fastest at a shape, for `kernel.best` on this device.
+"""Tuning: which instances of which kernels are the fastest at a shape, for `kernel.best` on this device.
 
-At each of `SHAPES`, the candidates pass the gate and are then timed in interleaved rounds on each of `VALUES`, of which
-the one counts on which a candidate takes longest. Neither the shapes nor the inputs are those of any study here:
-`kernel.best` is chosen on other cases than those on which it is then judged. Where no candidate changed since the
-tuning that is there, its choices stay.
+At each of `SHAPES`, the candidates pass the gate. They are then timed in interleaved rounds on each of `VALUES`; the
+one on which a candidate takes longest counts. Neither the shapes nor the inputs are those of any study here:
+`kernel.best` is chosen on other cases than those on which it is then judged. Where no candidate changed since the last
+tuning, its choices stay.
 """
 
 import math
@@ -38,13 +38,13 @@ from attnlab.study.tuning import TileChoice, Tuning
 
 ROUNDS = 9
 VALUES = ("normal", "sd 6", "stairs 12")
-"""Values on which a kernel that goes by the scores may take long: besides normal ones, maxima that jump or rise."""
+"""Values on which a kernel that goes by the scores may take long: normal ones, and maxima that jump or rise."""
 SEQ_LENS = (56, 80, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there; and one for a little over 64."""
 HEADS = ((3, 8), (9, 7), (18, 7), (30, 8))
-"""Batch and heads, dense enough that what fills the device at one fills it nearby."""
+"""Batch and heads, dense enough that a kernel that fills the device at one fills it nearby."""
 DENSE = [*product(HEADS, SEQ_LENS), *(((40, 30), seq_len) for seq_len in SEQ_LENS[:10])]
-"""Of 1,200 heads a call takes longer than its launch at any length; at the longest, 240 fill the device as well."""
+"""With 1,200 heads a call takes longer than its launch at any length; at the longest, 240 fill the device as well."""
 FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
     (batch, 32, 8, queries, keys)
     for batch, queries in (
@@ -80,12 +80,12 @@ ROUGH_CALLS = 3
 TOO_SLOW = 3.0
 """A candidate that takes more than this many times as long as the fastest, by a few calls, is not timed."""
 MOST_KEPT = 2.0
-"""What takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby, where the
-other takes two rounds of the device instead of one."""
+"""A tile that takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby.
+There the other may take 2 rounds of the device instead of 1."""
 
 
 class Finalists:
-    """The rungs whose tiles are candidates: those written for this very architecture; if there are none, all.
+    """The kernels whose tiles are candidates: those written for this very architecture; if there are none, all.
 
     Args:
         multiprocessors: of the device.
@@ -210,7 +210,7 @@ def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Su
     """The tiles that pass the gate, without those that are far slower than the fastest of them by a few calls."""
     rough_us: dict[str, float] = {}
     for subject in subjects:
-        if subject.attempt(subject.case.call) is not None:  # what compiles now is not timed
+        if subject.attempt(subject.case.call) is not None:  # compiling is not timed
             rough_us[subject.implementation.name] = cuda_events.least_us(subject.case, device, ROUGH_CALLS)
     right: list[Subject] = []
     most_us = math.inf

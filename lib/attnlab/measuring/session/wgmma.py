@@ -12,15 +12,15 @@ from attnlab.study.implementations import E4M3
 DTYPES = ("float16", "bfloat16", E4M3)
 CAPABILITY = "9.0"
 """The only compute capability that has wgmma."""
-# Of the product of one block: rows of A, and rows of B, which are columns of the product.
+# Rows of A in the product of one block, rows of B, which are columns of the product, and bytes of each row.
 ROWS, COLUMNS, ROW_BYTES = 128, 256, 512
 STEP_BYTES = 32
-"""Of each row, what one instruction multiplies."""
+"""The bytes of each row that one instruction multiplies."""
 THREADS = 256
 
 
 class Wgmma:
-    """A product of two random matrices in each multiprocessor, over and over.
+    """A product of 2 random matrices in each multiprocessor, over and over.
 
     Attributes:
         a, b: standard normal, ``(128, depth)`` and ``(256, depth)``, of 512 bytes a row.
@@ -43,7 +43,7 @@ class Wgmma:
         launch(self._kernel, self.blocks, THREADS, self.a, self.b, self.out, rounds, shared_bytes=self._shared_bytes)
 
     def flops(self, rounds: int) -> int:
-        """The operations of a call, with a multiply-add counted as two."""
+        """The operations of a call, with a multiply-add counted as 2."""
         return 2 * ROWS * COLUMNS * self._depth * self.blocks * rounds
 
 

@@ -1,4 +1,4 @@
-"""The units of work, each in a process of its own: the survey, shapes of a replicate, and the other parts of a run.
+"""The units of work, each in a separate process: the survey, shapes of a replicate, and the other parts of a run.
 
 A run takes the panel of clocks, the loads and the counters once, each on one card; other cards measure meanwhile.
 """
@@ -32,8 +32,8 @@ ONCE = ("panel", "loads", "counters")
 
 
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
-    """The manifest's fields of the machine (device, locked environment, ceilings, clocks, what each shape will take),
-    and the seconds that the whole study will take on one."""
+    """The manifest's fields of the machine (device, locked environment, ceilings, clocks, seconds of each shape), and
+    the seconds that the whole study will take on one."""
     device = devices.resolve(wanted)
     environment.lock()
     missing = [str(timing) for timing in study.timings if not cuda_events.available(device, timing)]
@@ -70,11 +70,11 @@ def parts(study: Study) -> Sequence[str]:
 
 
 def take(job: Job) -> dict[str, str]:
-    """Take what a run still lacks of a job; returns what the manifest says of the profile if it is the counters.
+    """Take the parts of a job that a run still lacks; for counters, returns the manifest's entry on the profile.
 
     Raises:
         UserError: the environment can't be locked.
-        Outdated: it isn't the one that the run began in, or what is measured has changed since.
+        Outdated: it isn't the one that the run began in, or the measured code has changed since.
     """
     captured.use(job.study)
     if job.part == "counters":
@@ -116,7 +116,7 @@ def measure(job: Job) -> None:
 
 
 def require_unchanged(study: Study, manifest: Manifest) -> None:
-    """Raise Outdated unless what a study measures (kernels, functions of a user's own) is as its run began with."""
+    """Raise Outdated unless a study's code (kernels, functions of a user's own) is as its run began with."""
     before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
     changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:

@@ -1,1 +1,1 @@
-"""What is timed: implementations of attention, their inputs and outputs, and the float64 oracle they are held to."""
+"""Implementations of attention, their inputs and outputs, and the float64 oracle that checks them."""

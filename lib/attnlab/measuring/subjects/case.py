@@ -34,11 +34,11 @@ class Case:
         selected: the context in which `call` runs its implementation.
         one: a graph of a single call, for cold samples; None until it is captured, and on a device without graphs.
         many: a graph of as many calls as fill a warm sample; likewise.
-        cut: the first few calls of `many`, as many as chance would have it; None if `many` has fewer than three.
+        cut: the first few calls of `many`, a random number of them; None if `many` has fewer than 3.
         windows: the inputs; without them, as in tests, every call is `call`.
         on: the call on another window.
-        refresh: makes what calls read of the inputs as they are now, where they don't read these themselves: before
-            anything is checked or timed on new values.
+        refresh: makes the operands of calls that don't read the inputs themselves, from the inputs as they are now.
+            It is called before anything is checked or timed on new values.
     """
 
     call: Call
@@ -57,7 +57,7 @@ class Case:
         return cls(on(0), implementation.selected, windows=windows, on=on, refresh=refresh)
 
     def calls(self, count: int) -> list[Call]:
-        """So many calls, each on a window of its own, the last on window 0."""
+        """`count` calls, each on its own window, the last on window 0."""
         if self.on is None:
             return [self.call] * count
         return [*map(self.on, range(count - 1, 0, -1)), self.call]

@@ -1,4 +1,4 @@
-"""What a cell calls and measures by name: SDPA's backends, peers, the ladder's kernels, and kernels from a source.
+"""Attention that a cell calls and measures by name: SDPA's backends, peers, the ladder's kernels, and your own.
 
 Each is callable as ``(q, k, v, causal=False, scale=None) -> o``, can be pickled, and is looked up or compiled where it
 is called.
@@ -28,7 +28,7 @@ from attnlab.study.ladder import ELEMENTS, Rung, Tile
 from attnlab.study.shapes import Shape
 
 ARCHITECTURE = "sm_90a"
-"""What a source is compiled for where there is no GPU."""
+"""The architecture that a source is compiled for where there is no GPU."""
 Grid = Callable[[Shape], int | tuple[int, ...]]
 
 
@@ -73,7 +73,7 @@ class LadderKernel:
         return LadderKernel(self.rung.model_copy(update={"text": _edited(self.source, old, new)}))
 
     def resources(self, shape: Shape) -> pd.DataFrame:
-        """What the compiler says of the instance at a shape, a row for each architecture: `Instance.needs`.
+        """The compiler's report on the instance at a shape, a row for each architecture: `Instance.needs`.
 
         Raises:
             UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
@@ -103,12 +103,12 @@ class LadderKernel:
 class SourceKernel:
     """A kernel from a source alone, with the parameters ``(q, k, v, o, heads, seq_len, scale)``.
 
-    The first four are addresses of contiguous tensors; then an ``int``, the heads over all batches, another, and a
-    ``float``. With another number of keys or of heads of K and V than of Q, it isn't called.
+    The first 4 are addresses of contiguous tensors. The others are an ``int``, the heads over all batches, another
+    ``int``, and a ``float``. It isn't called where K and V have another number of keys or of heads than Q.
 
     Attributes:
         function: its name; a template's with ``{element}``, ``{head_dim}`` and ``{causal}`` in its arguments.
-        grid: CTAs for a `Shape`: a number, or up to three.
+        grid: CTAs for a `Shape`: a number, or up to 3.
     """
 
     name: str
@@ -139,7 +139,7 @@ class SourceKernel:
         return replace(self, source=_edited(self.source, old, new))
 
     def resources(self, shape: Shape) -> pd.DataFrame:
-        """What the compiler says of it, in one row: `Instance.needs`; raises as `LadderKernel.resources` does."""
+        """The compiler's report on it, in one row: `Instance.needs`; raises as `LadderKernel.resources` does."""
         expression = self._expression(shape)
         log, found = nvrtc.compiled(self.source, self.name, _architecture(), [expression] * ("<" in expression))
         if found is None:
@@ -188,15 +188,15 @@ def kernel(
     """A kernel of the ladder by its name, or one of your own from a source.
 
     Args:
-        source: CUDA C++, or the path of a .cu file; then `function`, `grid` and `threads` of a CTA, and `shared_bytes`
-            of dynamic shared memory, as `SourceKernel` takes them.
+        source: CUDA C++, or the path of a .cu file. It needs `function`, `grid` and `threads` of a CTA, and may have
+            `shared_bytes` of dynamic shared memory, as in `SourceKernel`.
         template: template arguments of a ladder kernel, in place of those of its first tile, or of the first one for
             the `head_dim` in `sizes`.
         sizes: of that tile, where they change with the template: `rows`, `keys`, `threads` and `shared_bytes`.
 
     Raises:
-        UserError: the ladder has no such kernel, or that one no such template argument; the file is not there; or
-            something that a source needs is missing.
+        UserError: the ladder has no such kernel, or that kernel no such template argument. Also for a file that is not
+            there, and a source without all that it needs.
     """
     if source is not None:
         if not (function and grid and threads > 0):
@@ -210,7 +210,7 @@ def kernel(
         return SourceKernel(name, text, function, grid, threads, shared_bytes)
     full = implementations.require(name if name.startswith(ladder.PREFIX) else ladder.PREFIX + name)
     rung = {rung.implementation: rung for rung in ladder.load()}.get(full)
-    if rung is None or rung.scaled:  # chosen by the tuning, or called with what was rounded
+    if rung is None or rung.scaled:  # chosen by the tuning, or called with rounded inputs
         if template or sizes:
             raise UserError(f"{full} has no template arguments of its own: name the kernel that has")
         return NamedAttention(full)
@@ -220,7 +220,7 @@ def kernel(
 
 
 def _with_tile(rung: Rung, template: Mapping[str, int], sizes: Mapping[str, int]) -> Rung:
-    """A rung with one tile, at all lengths, which has these template arguments and sizes."""
+    """A kernel with one tile, at all lengths, which has these template arguments and sizes."""
     tile = next((tile for tile in rung.tiles if tile.head_dim == sizes.get("head_dim", tile.head_dim)), rung.tiles[0])
     for wrong in set(template) - set(tile.template):
         near = suggestion(wrong, tile.template)
@@ -250,7 +250,7 @@ def _architecture() -> str:
 
 @lru_cache(64)
 def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> tuple[Any, Callable[[int], Any]]:
-    """A function of a source on the current device, the one of this number, and what makes CuPy's stream of torch's."""
+    """A function of a source on the current device, number `device`, and the maker of CuPy's streams from torch's."""
     shown = lambda log: f"the source does not compile: {'; '.join(nvrtc.errors(log)[: nvrtc.SHOWN])}"  # noqa: E731
     (function,) = rungs.functions(source, [expression], _architecture(), shown)
     from cupy.cuda import ExternalStream, Stream

@@ -1,4 +1,4 @@
-"""What an implementation of attention is, how it is called, and what may go wrong with it."""
+"""Implementations of attention: their calls, their operands and their errors."""
 
 import logging
 import warnings
@@ -22,12 +22,12 @@ Ragged = Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor]
 Tensors = tuple[Tensor, ...]
 # The logger with which torch says why a backend doesn't take nested tensors.
 NESTED = "torch.nested._internal.sdpa"
-# What torch says of nested tensors to every user, once per process, does not belong in a log.
+# Torch's notice of nested tensors to every user, once per process, does not belong in a log.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 PROTOTYPE = "The PyTorch API of nested tensors is in prototype stage"
 warnings.filterwarnings("ignore", message=PROTOTYPE)
 LONGEST_REASON = 300
-"""The most characters of what a function of a user's own said."""
+"""The most characters of a message of a user's own function."""
 NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
 """A warning with these words says nothing of why a backend refuses."""
 
@@ -63,7 +63,7 @@ class Numbers:
     def composed(
         self, attention: Attention, compared: Tensors, causal: bool, scale: float | None, heads: Tensor | None
     ) -> Tensors:
-        """What torch operations return, whose errors are the framework's own: `attention` is composed of these.
+        """The outputs of torch operations, whose errors are the framework's own: `attention` is composed of these.
 
         Args:
             compared: the numbers, or those of the `heads` that are compared, numbered over all batches.
@@ -97,10 +97,10 @@ class Implementation:
             causal mask is aligned to the end.
         selected: a context in which `call` runs this implementation. It is entered outside the timed window, since a
             program that has chosen its backend doesn't choose it again at each call.
-        resources: takes what `call` takes and returns columns of the table ``resources``; None unless it is a kernel of
-            the ladder.
-        ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that lie end to end: tensors are ``(1, heads,
-            tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
+        resources: takes the arguments of `call` and returns columns of the table ``resources``; None unless it is a
+            kernel of the ladder.
+        ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that are packed end to end. Tensors are ``(1,
+            heads, tokens, head_dim)``, in memory one token after the other. None if there is no such call.
         differentiable: whether autograd can differentiate `call`.
         repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
         operands: which numbers it multiplies. Its outputs are compared with attention of these.
@@ -162,7 +162,7 @@ def computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
 def by_sequence(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]
 ) -> Tensor:
-    """Attention within each of several sequences that lie end to end."""
+    """Attention within each of several sequences that are packed end to end."""
     apart = zip(*(tensor.split(sequences, dim=2) for tensor in (q, k, v)), strict=True)
     return torch.cat([attention(queries, keys, values, causal) for queries, keys, values in apart], dim=2)
 
@@ -211,7 +211,7 @@ def short(words: str) -> str:
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Whether what torch raised says that an allocation failed, on a GPU or on the host."""
+    """Whether an error of torch says that an allocation failed, on a GPU or on the host."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 

@@ -1,6 +1,6 @@
 """Inputs: seeded, the same for every implementation at a shape, and new to it whenever it is timed.
 
-They are of the shape's values (`attnlab.study.values`); besides these, each implementation is checked on
+They are of the shape's values (`attnlab.study.values`). In addition, each implementation is checked on
 
 =============  =========================================================================================================
 large logits   Q times 50: scores with a standard deviation of 50. In most rows some of them overflow exp in float32
@@ -34,7 +34,7 @@ SIGNS = 2**16
 class Windows:
     """Inputs in memory for a few heads more than a call takes, so that each call of a graph has a window of its own.
 
-    No head's queries meet the same head's keys in two windows, so nothing that a call computes from both is of use to a
+    No head's queries meet the same head's keys in 2 windows. So nothing that a call computes from both is of use to a
     later one. Neighbouring windows share nearly all of their memory, so that they fit a cache as one does. The windows
     after the first, 0, begin further on in Q or in K, by a number of heads.
 
@@ -44,10 +44,10 @@ class Windows:
     Attributes:
         memory: Q, K and V of all windows, in training also the gradient of O, each ``(heads, rows, head_dim)``; by
             token, a head has one row.
-        kept: made of the inputs by an implementation, and kept as long as they are.
+        kept: objects that implementations made of the inputs, kept as long as these.
 
     Raises:
-        Unsupported: what was captured doesn't do for this shape.
+        Unsupported: the captured values don't fit this shape.
     """
 
     def __init__(self, shape: Shape, device: torch.device, count: int = 1) -> None:
@@ -108,12 +108,12 @@ class Windows:
 
     @contextmanager
     def scrambled(self) -> Iterator[None]:
-        """Inside, other values of the same kind; afterwards, bit for bit those of before.
+        """Inside, other values of the same input distribution; afterwards, bit for bit those of before.
 
-        Each column of each head changes its sign, or not, at random: from what is seen inside, what will be there
-        afterwards can't be told. The columns of Q and K in which a kind lies keep theirs, so that scores stay of their
-        kind; of captured values, that is all of them. A column of V has one sign for all tokens, so that its mean stays
-        as far from 0.
+        Each column of each head changes its sign, or not, at random: values seen inside don't tell those afterwards.
+        Columns of Q and K that the distribution sets keep their signs, so that scores stay of that distribution; for
+        captured values, these are all columns. A column of V has one sign for all tokens, so that its mean stays as far
+        from 0.
         """
         kept = 0 if self._kind in EXTREMES else drawn.structured(self._kind, self.shape.head_dim)
         queries, keys, values, *gradients = self.memory
@@ -131,7 +131,7 @@ class Windows:
                 memory *= signs
 
     def _sizes(self) -> list[tuple[int, int, int]]:
-        """What the memory of each tensor holds: heads, rows of a head, columns. By token, a head has one row."""
+        """The size of each tensor's memory: heads, rows of a head, columns. By token, a head has one row."""
         shape = self.shape
         queries = (shape.batch * shape.heads, shape.seq_len, shape.head_dim)
         values = (shape.batch * shape.kv_heads, shape.kv_len, shape.head_dim)
@@ -144,7 +144,7 @@ class Windows:
 
     @property
     def by_token(self) -> bool:
-        """Whether the heads of a token lie beside each other."""
+        """Whether the heads of a token are next to each other."""
         return self.shape.lengths == "spread" or self.shape.layout == "tokens first"
 
     def _described(self, generator: torch.Generator) -> Memory:
@@ -162,7 +162,7 @@ class Windows:
 
 
 def _some_signs(memory: Tensor, every: Tensor, kept: int) -> Tensor:
-    """Of these signs one for each column of each head, from somewhere on; the first `kept` columns keep theirs."""
+    """One of these signs for each column of each head, from a random one on; the first `kept` columns keep theirs."""
     heads, _, columns = memory.shape
     begin = random.SystemRandom().randrange(SIGNS)
     signs = every[begin : begin + heads * columns].view(heads, 1, columns).clone()
@@ -179,7 +179,7 @@ def draw(shape: Shape, seed: int, device: torch.device, kind: str = "") -> Input
     memory in which the heads of a token are adjacent.
 
     Raises:
-        Unsupported: what was captured doesn't do for this shape.
+        Unsupported: the captured values don't fit this shape.
     """
     windows = Windows(shape, device)
     windows.draw(seed, kind)

@@ -33,7 +33,7 @@ def masked(seq_len: int, kv_len: int, device: torch.device) -> Tensor:
 
 
 def seen(ends: Tensor, queries: int, keys: int, causal: bool = True) -> Tensor:
-    """Which keys each query sees of sequences that end after so many, ``(batch, 1, queries or 1, keys)``.
+    """Which keys each query sees of sequences that end after `ends`, ``(batch, 1, queries or 1, keys)``.
 
     Under a causal mask the last query sees all of its sequence.
     """

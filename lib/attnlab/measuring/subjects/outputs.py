@@ -1,4 +1,4 @@
-"""Memory for outputs, in which the gate can see afterwards what was not written, and what was written beside it."""
+"""Memory for outputs, in which the gate can see afterwards elements that were not written, and writes next to it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What memory holds before an implementation runs, as 16-bit words: NaN in float16 and bfloat16, and, when repeated, in
-# float32 and float64. There are two of them, so that whatever an implementation doesn't write, or reads before it has
-# written it, differs between two runs.
+# The contents of memory before an implementation runs, as 16-bit words: NaN in float16 and bfloat16, and, repeated, in
+# float32 and float64. There are 2 of them, so that elements that an implementation doesn't write, or reads before it
+# has written them, differ between 2 runs.
 POISONS = (0x7FFA, 0x7FF5)
 # A guard spans 1 MiB, or two heads if those are longer: a kernel that overruns does so by a tile or by a head.
 GUARD_BYTES = 2**20
@@ -20,13 +20,13 @@ ALIGNMENT = 1024
 
 @dataclass
 class Guards:
-    """The outputs that were allocated under the gate, each between two guards, all of them poisoned."""
+    """The outputs that were allocated under the gate, each between 2 guards, all of them poisoned."""
 
     poison: int
     _buffers: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
 
     def like(self, q: Tensor, dtype: torch.dtype) -> Tensor:
-        """Poisoned memory for an output as large as `q`, between two guards."""
+        """Poisoned memory for an output as large as `q`, between 2 guards."""
         head = q[0, 0].numel() * dtype.itemsize
         words = -(-max(GUARD_BYTES, GUARD_HEADS * head) // ALIGNMENT) * ALIGNMENT // 2
         inside = q.numel() * dtype.itemsize // 2
@@ -38,7 +38,7 @@ class Guards:
         return output
 
     def overruns(self) -> list[str]:
-        """What was written outside the outputs, a phrase for each."""
+        """The writes outside the outputs, a phrase for each."""
         found = []
         for buffer, words, _ in self._buffers:
             before = int((buffer[:words] != self.poison).sum())
@@ -65,7 +65,7 @@ def each(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def disguised(output: Tensor, device: torch.device) -> str:
-    """What is wrong with a returned tensor whose elements may be computed only when they are looked at; "" if none."""
+    """The fault of a returned tensor whose elements may be computed only when they are looked at; "" if none."""
     there = output.device.type == device.type and device.index in (None, output.device.index)
     plain = type(output) is Tensor and output.layout is torch.strided and not torch._is_functional_tensor(output)
     if there and plain:
@@ -86,7 +86,7 @@ def like(q: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @contextmanager
 def guarded(poison: int) -> Iterator[Guards]:
-    """Inside, outputs lie between guards, and torch fills all fresh memory with NaN."""
+    """Inside, outputs are between guards, and torch fills all fresh memory with NaN."""
     global _guards
     _guards = Guards(poison)
     deterministic: Any = torch.utils.deterministic

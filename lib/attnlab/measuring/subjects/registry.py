@@ -37,13 +37,13 @@ def find(name: str) -> Implementation:
     """The implementation that a run calls `name`: one that a study names, or the control of its baseline.
 
     Raises:
-        UserError: it is a rung that the ladder does not have, or a function of one's own that can't be called.
+        UserError: it is a kernel that the ladder does not have, or a user's function that can't be called.
     """
     if implementations.is_control(name):
         return replace(find(implementations.under_control(name)), name=name)
     if name.startswith(callables.PREFIX):
         return _own(name)
-    if name == implementations.DISPATCH:  # what serves stands above this half, and is one of its subjects
+    if name == implementations.DISPATCH:  # serving stands above this half, and is one of its subjects
         return Implementation(name, import_module("attnlab.serving.attend").attend)
     if name in implementations.PEERS:
         module = import_module(f"attnlab.measuring.peers.{name.removeprefix('peer.')}")
@@ -73,7 +73,7 @@ def _own(name: str) -> Implementation:
 
 
 def of_function(name: str, call: Any, where: str) -> Implementation:
-    """A function of a user's own, or what `handles` makes, as the implementation `name`.
+    """A function of a user's own, or an object of `handles`, as the implementation `name`.
 
     Raises:
         UserError: it is no function, or doesn't take ``(q, k, v, causal, scale)``; the message begins with `where`.
@@ -82,7 +82,7 @@ def of_function(name: str, call: Any, where: str) -> Implementation:
         return replace(made(), name=name)
     if not callable(call):
         raise UserError(f"{where} is of type {type(call).__name__}, and no function")
-    with suppress(ValueError):  # what is not written in Python may state no signature
+    with suppress(ValueError):  # a function that is not written in Python may state no signature
         takes = signature(call)
         try:
             takes.bind("q", "k", "v", False, scale=None)
@@ -93,7 +93,7 @@ def of_function(name: str, call: Any, where: str) -> Implementation:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Inside, a function of a user's own is called: what it raises is a reason, and ends nothing but its case.
+    """Inside, a function of a user's own is called: its error is a reason, and ends nothing but its case.
 
     Raises:
         Unsupported: it raised NotImplementedError or ValueError.

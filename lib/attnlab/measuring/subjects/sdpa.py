@@ -21,7 +21,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = No
 
 
 def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
-    """What PyTorch's function has to be told besides Q, K and V, for tensors of these shapes."""
+    """The arguments of PyTorch's function besides Q, K and V, for tensors of these shapes."""
     if q.is_nested and q.layout is torch.strided and not causal:  # such tensors have no shape
         return {"scale": scale}
     if q.shape == k.shape:  # looked at first, since a user's own call would look at nothing
@@ -37,7 +37,7 @@ def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str
 
 
 def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
-    """The same for sequences that lie end to end, as nested tensors of the jagged layout, without a copy."""
+    """The same for sequences that are packed end to end, as nested tensors of the jagged layout, without a copy."""
     begins = offsets(sequences, q.device)
     queries, keys, values = (
         torch.nested.nested_tensor_from_jagged(

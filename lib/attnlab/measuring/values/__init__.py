@@ -1,1 +1,1 @@
-"""The numbers in Q, K and V: each kind of values, and what a model's attention was called with."""
+"""The numbers in Q, K and V: each input distribution, and inputs captured from a model's attention."""

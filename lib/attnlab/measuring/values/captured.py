@@ -1,6 +1,6 @@
 """Q, K and V that a model's attention was called with, from a file in safetensors' format.
 
-The file holds, for each layer, three tensors of 16 bits: ``<layer>.q`` ``(heads, tokens, head_dim)``, ``<layer>.k`` and
+The file holds, for each layer, 3 tensors of 16 bits: ``<layer>.q`` ``(heads, tokens, head_dim)``, ``<layer>.k`` and
 ``<layer>.v`` ``(kv_heads, tokens, head_dim)``, as they are after rotary embeddings and before scaling. Query head i
 belongs to the KV head i · kv_heads / heads, rounded down. A file may be packed, with ``.xz`` after its name.
 """
@@ -27,7 +27,7 @@ FILE = "ATTNLAB_CAPTURED"
 
 
 def use(study: Study) -> None:
-    """Take what is drawn as captured, here and in processes that this one starts, from the file that a study names."""
+    """Take captured values, here and in processes that this one starts, from the file that a study names."""
     os.environ[FILE] = str(path(study.captured))
 
 

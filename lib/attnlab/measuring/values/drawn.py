@@ -1,7 +1,7 @@
-"""The values of Q, K and V of each kind that `attnlab.study.values` declares.
+"""The values of Q, K and V of each input distribution that `attnlab.study.values` declares.
 
-What a kind adds to standard normal numbers lies in the first columns of Q and K, whose products add to every score what
-the kind says, whatever the other columns hold.
+The numbers that a distribution adds to standard normal ones are in the first columns of Q and K. Products of these
+columns add its stated amount to every score, independent of the other columns.
 """
 
 import math
@@ -27,13 +27,13 @@ SLOWEST = 10_000
 
 @dataclass(frozen=True)
 class Memory:
-    """Q, K, V as they lie in memory, standard normal, each ``(heads, rows, head_dim)``; what a head is and a place.
+    """Q, K, V as they are in memory, standard normal, each ``(heads, rows, head_dim)``, with their heads and places.
 
     Attributes:
         tensors: Q, K and V.
         heads: by tensor of Q and K, the number of the head that an element of the first dimension belongs to.
         places: by tensor of Q and K, the place of each row among the keys, ``(heads or 1, rows)``.
-        generator: what numbers are drawn by.
+        generator: draws the numbers.
     """
 
     tensors: list[Tensor]
@@ -42,27 +42,27 @@ class Memory:
     generator: torch.Generator
 
     def impose(self, columns: int, queries: Tensor | float, keys: Tensor | float) -> None:
-        """Put what a kind says into the first columns of Q and K."""
+        """Put the numbers of a distribution into the first columns of Q and K."""
         for tensor, said in zip(self.tensors, (queries, keys), strict=False):
             tensor[..., :columns] = said
 
 
 def structured(values: str, head_dim: int) -> int:
-    """In how many of the first columns of Q and K the kind lies; in these, signs can't be changed independently."""
+    """The number of first columns of Q and K that the distribution sets: their signs can't be changed independently."""
     name = split(values)[0]
     columns = dict.fromkeys(("sink", "late", "rising", "falling", "stairs", "mixture"), 1)
     return (columns | {"positional": head_dim // 8 * 2, CAPTURED: head_dim}).get(name, 0)
 
 
 def step(shape: Shape, device: torch.device) -> int:
-    """By how many heads of K and V one window of the inputs may lie further on than another.
+    """The number of heads of K and V by which one window of the inputs may be further on than another.
 
-    Q and K of a captured head belong together, and it is there again after so many; likewise the kinds of a mixture.
-    By token, a head further on may be a token further on: where places matter there is one window only, and the step
-    is 0.
+    Q and K of a captured head belong together, and it is there again after this many; likewise the distributions of a
+    mixture. By token, a head further on may be a token further on. Where places matter there is one window only, and
+    the step is 0.
 
     Raises:
-        Unsupported: what was captured doesn't do for this shape.
+        Unsupported: the captured values don't fit this shape.
     """
     name = split(shape.values)[0]
     together = _together(shape, device) if name == CAPTURED else len(MIXED) if name == "mixture" else 1
@@ -75,7 +75,7 @@ def _together(shape: Shape, device: torch.device) -> int:
 
 
 def make(values: str, shape: Shape, memory: Memory) -> None:
-    """Make values of a kind of standard normal numbers."""
+    """Make the values of a distribution from standard normal numbers."""
     name, word = split(values)
     (queries, keys, kept), device, places = memory.tensors, memory.tensors[0].device, memory.places[1].unsqueeze(-1)
     match name:
@@ -159,5 +159,5 @@ def _make_captured(shape: Shape, memory: Memory, word: str) -> None:
 
 
 def _height(shape: Shape, word: str) -> float:
-    """The number that a column has to hold in Q and in K to add so many nats to a score."""
+    """The number that a column has to hold in Q and in K to add `word` nats to a score."""
     return math.sqrt(float(word) / (shape.scale or 1 / math.sqrt(shape.head_dim)))
