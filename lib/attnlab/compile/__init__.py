@@ -1,1 +1,1 @@
-"""Compiling kernels without a GPU: NVRTC, occupancy, and the check of every rung."""
+"""Compiling kernels without a GPU: NVRTC, occupancy, and the check of every kernel."""

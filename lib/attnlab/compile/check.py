@@ -1,4 +1,4 @@
-"""Every rung compiled for each of its architectures without a GPU: registers, spills, occupancy, and problems."""
+"""Compile every kernel for each of its architectures without a GPU: registers, spills, occupancy, and problems."""
 
 import hashlib
 import os
@@ -33,20 +33,20 @@ PASSED = {
     ("tensor maps", "scaled problem"): (128,) * 4 + (140, 64),
     ("tensor maps", "problem"): (128,) * 4,
 }
-"""The bytes with which a kernel's parameters begin, by `arguments` and `parameters` of its entry; the first that fit
-count."""
+"""The sizes in bytes of a kernel's first parameters, by `arguments` and `parameters` of its entry. The first match
+counts."""
 CACHE = ".compiled_cache"
-"""The folder beside the kernels that keeps what came of compiling them."""
+"""The folder next to the kernels that keeps the outcome of compiling them."""
 _KEPT = TypeAdapter(tuple[str, Build])
 
 
 def check(name: str = "") -> None:
-    """Compile every rung, or the one of this name, print the table and all problems.
+    """Compile every kernel, or the one of this name. Print the table and all problems.
 
     Raises:
-        UserError: the ladder has no such rung; or a rung doesn't compile, spills more than it declares, or loses
-            performance according to ptxas, or takes other arguments or threads than its entry says. The message is the
-            last problem; those before it have been printed.
+        UserError: the ladder has no such kernel. A kernel doesn't compile, spills more than its entry declares, loses
+            performance according to ptxas, or contradicts its entry in arguments or threads. The message is the last
+            problem; earlier problems have been printed.
     """
     rungs = (ladder.rung(ladder.PREFIX + name),) if name else ladder.load()
     if not rungs:
@@ -67,7 +67,7 @@ def check(name: str = "") -> None:
 
 
 def rows(rung: Rung, architecture: str, build: Build) -> list[dict[str, Any]]:
-    """What each instance of one rung and architecture needs, by the heads of the table's columns."""
+    """The resources of each instance of a kernel on one architecture, by the heads of the table's columns."""
     return [
         {"rung": rung.name, "architecture": architecture, "D": f"{tile.head_dim} {tile.name}".rstrip()}
         | {"mask": MASKS[causal], "dtype": dtype}
@@ -99,7 +99,7 @@ def wrong(rung: Rung, architecture: str, build: Build) -> list[str]:
 
 
 def _misfits(rung: Rung, tile: Tile, instance: Instance) -> Iterable[str]:
-    """How the source of a rung contradicts its entry: in the arguments of the kernel, and in a tile's threads."""
+    """The contradictions between a kernel's source and its entry: in arguments, and in a tile's threads."""
     if taken := instance.parameters:
         passed = next((known for known, sizes in PASSED.items() if taken[: len(sizes)] == sizes), ("others", "others"))
         if passed != (rung.arguments, rung.parameters):
@@ -113,7 +113,7 @@ def _misfits(rung: Rung, tile: Tile, instance: Instance) -> Iterable[str]:
 
 
 def once(problems: Iterable[tuple[str, str]]) -> list[str]:
-    """Problems by architecture, a line each: one that names its own, and that others have too, names these as well."""
+    """Problems, a line each. A problem that several architectures have is one line that names them all."""
     found: dict[str, dict[str, str]] = {}
     for architecture, line in problems:
         found.setdefault(line.replace(architecture, ""), {}).setdefault(line, architecture)
@@ -122,7 +122,7 @@ def once(problems: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """The rows as text in columns, with a heading; those that differ only in dtype, and then only in mask, are one."""
+    """The rows as text in columns, with a heading. Rows that differ only in dtype, then only in mask, are merged."""
     found = pd.DataFrame(lines)
     columns = list(found.columns)
     for merged in ("dtype", "mask"):
@@ -136,7 +136,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def build(rung: Rung, architecture: str) -> Build:
-    """Every instance of a rung, compiled for one architecture, or as it was when nothing has changed since."""
+    """Compile every instance of a kernel for one architecture, or read the kept outcome if nothing changed since."""
     # Tiles that differ only in where they are used share an instance.
     merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
     expressions = list(dict.fromkeys(filter(None, (*(expression for *_, expression in _instances(rung)), *merges))))

@@ -1,4 +1,4 @@
-"""A rung as a program for NVRTC, NVIDIA's runtime compiler: its options, its errors, and what it reports."""
+"""A kernel as a program for NVRTC, NVIDIA's runtime compiler: its options, its errors and its report."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 def program(rung: Rung) -> str:
-    """The source of a rung, with lines that make errors name its file, and a cache by source notice changed headers."""
+    """The source of a kernel, with its file for errors, and a hash of its headers for caches that go by the source."""
     source, *headers = ladder.texts(rung).values()
     included = hashlib.sha256("".join(headers).encode()).hexdigest()
     return f'#line 1 "{paths.shown(paths.kernels() / rung.source)}"\n{source}\n// headers {included}\n'
@@ -32,7 +32,7 @@ def flags(architecture: str) -> tuple[str, ...]:
 
 
 def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -> str:
-    """Why a rung doesn't compile, in one paragraph: its file, the line, the flags and the compiler's words."""
+    """Why a kernel doesn't compile, in one paragraph: its file, the line, the flags and the compiler's words."""
     words, text = errors(log), "".join(map(ladder.code, ladder.texts(rung).values()))
     kernels = re.findall(r"__global__[^;{]*?\b(?!__)([A-Za-z_]\w*)\s*\(", text)
     if rung.function not in kernels and words and all("__nv_name_map" in line for line in words):
@@ -53,11 +53,11 @@ def errors(log: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Instance:
-    """What the compiler reports of one instance of a kernel: registers and spills per thread, shared memory per CTA.
+    """The compiler's report of an instance of a kernel: registers and spills per thread, shared memory per CTA.
 
     Attributes:
         parameters: the size in bytes of each.
-        most_threads: of a CTA, as its ``__launch_bounds__`` say; 0 without them.
+        most_threads: the most threads of a CTA, by its ``__launch_bounds__``; 0 without them.
     """
 
     registers: int
@@ -69,11 +69,11 @@ class Instance:
     def needs(
         self, architecture: str, threads: int, dynamic_bytes: int, ctas: int, persistent: bool = False
     ) -> dict[str, Any]:
-        """What a call of so many CTAs needs, each of which has so many bytes of dynamic shared memory.
+        """The resources of a call of `ctas` CTAs, each with `dynamic_bytes` of dynamic shared memory.
 
-        It is registers and spill_bytes of a thread, threads and shared_bytes of a CTA, and the call's ctas, of a
-        persistent kernel no more than a GPU holds. With an architecture of known limits follow ctas_per_sm and
-        occupancy_pct, and waves on which gpu.
+        Registers and spill_bytes are of a thread, threads and shared_bytes of a CTA. The ctas are those of the call; of
+        a persistent kernel, no more than a GPU holds. An architecture of known limits adds ctas_per_sm, occupancy_pct,
+        waves, and the gpu of the waves.
         """
         shared_bytes = self.static_shared_bytes + dynamic_bytes
         found: dict[str, Any] = {"registers": self.registers, "spill_bytes": self.spill_bytes}
@@ -89,11 +89,11 @@ class Instance:
 
 @dataclass(frozen=True)
 class Build:
-    """The outcome of compiling instances of a rung for one architecture.
+    """The outcome of compiling instances of a kernel for one architecture.
 
     Attributes:
-        instances: what ptxas reports, by name expression; empty if compiling failed.
-        error: why it failed, in one paragraph; empty if it didn't.
+        instances: ptxas's report of each, by name expression; empty if compiling failed.
+        error: why compiling failed, in one paragraph; empty if it didn't.
         warnings: ptxas's warnings about lost performance, without duplicates.
     """
 
@@ -103,7 +103,7 @@ class Build:
 
 
 def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
-    """Compile instances of a rung, without a GPU or a driver; raises as `compiled`."""
+    """Compile instances of a kernel, without a GPU or a driver; raises as `compiled`."""
     log, instances = compiled(program(rung), rung.source, architecture, expressions)
     if instances is None:
         return Build({}, explained(rung, f"{rung.function}<...>", flags(architecture), log))
@@ -111,11 +111,11 @@ def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
 
 
 def compiled(text: str, name: str, architecture: str, expressions: list[str]) -> tuple[str, dict[str, Instance] | None]:
-    """What NVRTC and ptxas say of a program, and its instances; None in their place if it doesn't compile.
+    """The log of NVRTC and ptxas for a program, and its instances; None in their place if it doesn't compile.
 
     Args:
         name: the file that messages name.
-        expressions: the names of instances of templates; with none, those are found that C++ doesn't mangle.
+        expressions: the names of instances of templates. Without any, the instances are those that C++ doesn't mangle.
 
     Raises:
         UserError: NVRTC or CUDA's headers are not installed.
@@ -142,7 +142,7 @@ def compiled(text: str, name: str, architecture: str, expressions: list[str]) ->
 
 
 def report(log: str, ptx: str = "") -> dict[str, Instance]:
-    """What ptxas reports with ``-v`` and the PTX declares, by the mangled name of each instance."""
+    """The instances in ptxas's report with ``-v`` and in the PTX's declarations, by mangled name."""
     declared = {name: rest for name, *rest in _ENTRY.findall(ptx)}
     found = {}
     for part in log.split("Compiling entry function")[1:]:
@@ -167,7 +167,7 @@ _ENTRY = re.compile(r"\.entry (\w+)\s*\(([^)]*)\)([^{]*)\{")
 
 
 def warnings(log: str) -> tuple[str, ...]:
-    """What ptxas says of lost performance and ignored instructions, without duplicates."""
+    """The lines of ptxas about lost performance and ignored instructions, without duplicates."""
     lines = (" ".join(line.split()) for line in log.splitlines())
     return tuple(dict.fromkeys(line for line in lines if _LOST.search(line)))
 
@@ -202,7 +202,7 @@ def _toolkit() -> tuple[Any, str]:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """What a call of NVRTC returns besides its status."""
+    """The result of a call of NVRTC, without its status."""
     status, *values = answer
     if status.value:
         raise RuntimeError(f"NVRTC: {status.name}")

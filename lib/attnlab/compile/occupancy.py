@@ -1,10 +1,10 @@
-"""How many CTAs of a kernel one multiprocessor holds at once, computed from the limits of the architecture."""
+"""The number of CTAs of a kernel that a multiprocessor holds at once, from the limits of the architecture."""
 
 from dataclasses import dataclass
 
 WARP = 32
 PARTITIONS = 4
-"""A multiprocessor's registers are split into this many parts; those of a warp lie in one of them."""
+"""A multiprocessor's registers are split into this many parts; those of a warp are in one of them."""
 REGISTERS_GRANULE = 256
 """A warp gets registers in multiples of this."""
 SHARED_GRANULE = 128
@@ -14,10 +14,10 @@ RESERVED_SHARED_BYTES = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What one multiprocessor has room for; `shared_bytes` is for all of its CTAs together.
+    """The capacity of one multiprocessor; `shared_bytes` is for all of its CTAs together.
 
     Attributes:
-        gpu: the GPU on which waves are counted, which has so many `multiprocessors`.
+        gpu: the GPU on which waves are counted; `multiprocessors` are those of this GPU.
     """
 
     gpu: str
@@ -39,11 +39,11 @@ LIMITS = {
 
 
 def ctas_per_sm(limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
-    """How many CTAs one multiprocessor holds.
+    """The number of CTAs that one multiprocessor holds.
 
     Args:
-        threads: of a CTA.
-        registers: of a thread.
+        threads: the threads of a CTA.
+        registers: the registers of a thread.
         shared_bytes: static and dynamic shared memory of a CTA.
     """
     warps, registers_of_warp = -(-threads // WARP), _rounded_up(registers * WARP, REGISTERS_GRANULE)

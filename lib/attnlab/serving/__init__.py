@@ -1,1 +1,1 @@
-"""`attnlab.attend`: attention by what was measured to be the fastest, in place of SDPA. Nothing imports it."""
+"""`attnlab.attend`: attention by the fastest implementation measured, in place of SDPA. Nothing imports it early."""

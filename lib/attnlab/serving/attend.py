@@ -41,36 +41,36 @@ def attend(
     At a shape that was not measured, the table estimates speedups by the nearest. Under another PyTorch than the
     table's, only our kernels are chosen, by a margin. A layout that `attnlab.tune` measured comes before the table.
     PyTorch's scaled_dot_product_attention is called where nothing is expected to be faster, without a GPU, where
-    gradients are needed, and where the chosen implementation doesn't serve these tensors. The table is read at the
-    first call on a GPU: the one given to `use`, else the one that `make dispatch` wrote for this device, if any. Under
-    `torch.compile` it is the operator ``attnlab::attention``, with `kv_lens` ``attnlab::attention_of_lengths``; SDPA
-    where `v` has another shape than `k`.
+    gradients are needed, and where the chosen implementation doesn't serve these tensors. The first call on a GPU reads
+    the table: the one given to `use`, else the one that `make dispatch` wrote for this device, if any. Under
+    `torch.compile`, `attend` is the operator ``attnlab::attention``, with `kv_lens` ``attnlab::attention_of_lengths``.
+    It is SDPA where `v` has another shape than `k`.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
         k: ``(batch, kv_heads, kv_len, head_dim)``; kv_heads divides heads.
         v: as `k`.
-        causal: whether no query attends to keys after its own. The mask is aligned to the end: the last query sees all
-            keys, as with a cache. SDPA's `is_causal` is aligned to the beginning.
+        causal: whether queries attend to no keys after their own. The mask is aligned to the end: the last query sees
+            all keys, as with a cache. SDPA's `is_causal` is aligned to the beginning.
         scale: the factor of the scores; None for 1/√D.
         autotune: whether to call `attnlab.tune` first at a layout that it has not measured, which takes seconds at
             each. Where it can't measure, a warning says why. It isn't called while a graph is compiled or captured,
-            where gradients are needed, or for tensors that are SDPA's in any case.
+            where gradients are needed, or for tensors that SDPA computes in any case.
         kv_lens: the number of keys of each sequence, whole numbers ``(batch,)`` on the device of `q`; None for all of
-            k. Keys beyond are not looked at, a query that sees no key gives 0, and the last query sees all keys of its
-            sequence. A kernel that splits keys computes it where one serves these tensors, whatever the table says;
-            elsewhere SDPA under a mask, from copies of k and v. Nothing waits for the device.
-        scales: of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``, or with
-            1 in place of either. With `dtype=torch.float8_e4m3fn` a fourth, of the heads of q, divides the output,
-            which is at most 448. `kernel.fp8` computes it where it serves these tensors; elsewhere PyTorch's operations
+            k. Later keys are not read. A query that sees no key gives 0, and the last query sees all keys of its
+            sequence. A kernel that splits keys computes the output where it serves these tensors, without the table.
+            Elsewhere SDPA does, under a mask, from copies of k and v. Nothing waits for the device.
+        scales: those of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``,
+            or with 1 in place of either. With `dtype=torch.float8_e4m3fn` a fourth, of the heads of q, divides the
+            output, which is at most 448. `kernel.fp8` serves such tensors where it can. Elsewhere PyTorch's operations
             do, which round at the same places. There are no gradients, and `torch.compile` breaks its graph there.
-        dtype: of the output of such tensors: float16, the default, bfloat16, or float8_e4m3fn.
+        dtype: that of the output of such tensors: float16, the default, bfloat16, or float8_e4m3fn.
 
     Raises:
-        TypeError: q, k or v is no tensor.
+        TypeError: q, k or v is not a tensor.
         ValueError: there is no attention of tensors of these shapes and dtypes, or scale, kv_lens, scales or dtype do
             not fit them.
-        RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
+        RuntimeError: the chosen implementation failed on tensors that it serves, or the device or its memory did.
     """
     if scales is not None or dtype is not None:
         if scales is None:
@@ -95,7 +95,7 @@ def attend(
 
 
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a mode, as one that counts FLOPs or traces, has to see the operator, since it can't see a kernel."""
+    """Whether a mode has to see the operator, since it can't see a kernel: one that counts FLOPs, say, or traces."""
     return torch._C._len_torch_dispatch_stack() > 0 and is_plain(q, k, v) and not needs_gradients(q, k, v)
 
 
@@ -178,7 +178,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, causal: bool, scal
     ends = kv_lens.to(q.device, torch.int64).clamp(0, keys)
     absent = ~oracle.seen(ends, queries, keys, causal=False).transpose(2, 3)
     seen = oracle.seen(ends, queries, keys, causal).expand(-1, -1, queries, -1)
-    k, v = (tensor.masked_fill(absent, 0) for tensor in (k, v))  # whatever is there, 0 * V must not be NaN
+    k, v = (tensor.masked_fill(absent, 0) for tensor in (k, v))  # 0 * V must not be NaN for any V
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # where torch.compile traces, sizes are symbols
     output = _by_sdpa(q, k, v, attn_mask=seen, scale=scale, **grouped)
     return output.masked_fill(~seen.any(3, keepdim=True), 0)

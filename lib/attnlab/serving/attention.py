@@ -28,11 +28,11 @@ _lock = Lock()
 def attention() -> Iterator[None]:
     """Replace ``torch.nn.functional.scaled_dot_product_attention`` by `attend` within a block.
 
-    The function that was there, PyTorch's or another library's, computes all else: with a mask, dropout or gradients,
-    with `is_causal` where queries and keys differ in number, with unlike heads without `enable_gqa`, and from inputs
-    that differ in dtype, device or head_dim, or have other than four dimensions. It is put back when the last of the
-    blocks ends that are nested, or open in other threads; a saved function of the block calls it from then on. A
-    function that another library put in its place within the block stays.
+    The function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout or
+    gradients, `is_causal` with unlike numbers of queries and keys, or unlike heads without `enable_gqa`. Or inputs
+    differ in dtype, device or head_dim, or don't have 4 dimensions. The function before is put back when the last of
+    nested or concurrent blocks ends; a saved function of the block calls it from then on. A function that another
+    library put in its place within the block stays.
 
     The block holds for all threads of the process. Code that imported the function by its name before, as in
     ``from torch.nn.functional import ...``, keeps PyTorch's. Under torch.compile there is no graph break.
@@ -52,7 +52,7 @@ def attention() -> Iterator[None]:
 
 
 class _InPlace:
-    """PyTorch's function, by `attend` where that serves and one of its `blocks` is open; else by that `before`."""
+    """PyTorch's function: `attend` where that serves and one of the `blocks` is open, else the function `before`."""
 
     def __init__(self, before: Callable[..., Tensor]) -> None:
         update_wrapper(self, before)
@@ -94,7 +94,7 @@ def _asked(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, bool, float | None] | None:
-    """The arguments of `attend` that computes the same as PyTorch's function does of these; None if none does."""
+    """The arguments with which `attend` computes the same as PyTorch's function with these; None if it can't."""
     if attn_mask is not None or dropout_p != 0 or not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
         return None
     finite = scale is None or (isinstance(scale, int | float) and isfinite(scale))

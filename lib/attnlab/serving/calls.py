@@ -1,4 +1,4 @@
-"""What `attend` calls for tensors of one layout, by a dispatch table and by what was tuned; it is prepared once."""
+"""The call of `attend` for tensors of one layout, by a dispatch table and by tuning; it is prepared once."""
 
 import math
 import warnings
@@ -38,7 +38,7 @@ Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Ready:
     """A call for tensors of one layout; it is settled once tuning has nothing to add.
 
-    Torch's own guards, `is_alike`, compare a layout in a third of the time that it takes to make a key of it.
+    Torch's own guards, `is_alike`, compare a layout 3x faster than a key is made of it.
     """
 
     is_alike: Callable[[Tensor, Tensor, Tensor], bool]
@@ -51,14 +51,14 @@ class Ready:
 NOTHING = Ready(lambda q, k, v: False, False, None, scaled_dot_product_attention, True)
 table: Dispatch | None = None
 layouts: dict[str, str] | None = None
-"""What to call at each layout that was tuned, by `layout_words`; None before it and the table are first looked for."""
+"""The implementation at each tuned layout, by `layout_words`; None until it and the table are first looked for."""
 prepared: dict[Hashable, Ready] = {}
 last = NOTHING
-"""What was called last, mostly by the layer before; it has no gradients."""
+"""The last call, mostly that of the layer before; it has no gradients."""
 
 
 def again(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor | None:
-    """What was called last, for tensors of the same layout that need no gradients either; None for others."""
+    """The output of the last call for tensors of the same layout that need no gradients either; None for others."""
     ready = last
     if context.asks_for_sdpa():
         return None
@@ -83,14 +83,14 @@ def keep(key: Hashable, ready: Ready) -> Ready:
 
 
 def forget() -> None:
-    """Forget what was prepared, and what was called last."""
+    """Forget the prepared calls and the last one."""
     global last
     prepared.clear()
     last = NOTHING
 
 
 def guards(*tensors: Tensor) -> Callable[[Tensor, Tensor, Tensor], bool]:
-    """Whether tensors have the layouts of these."""
+    """A function that says whether tensors have the layouts of these."""
     guarded = cast(Any, TensorGuards)  # torch's stub has other types
     sizes, strides = ([list(size(tensor)) for tensor in tensors] for size in (Tensor.size, Tensor.stride))
     is_alike: Callable[..., bool] = guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
@@ -103,12 +103,12 @@ def guards(*tensors: Tensor) -> Callable[[Tensor, Tensor, Tensor], bool]:
 def use(source: Path | str | None = None) -> Dispatch | None:
     """Make `attend` use this dispatch table from now on; None for the one that `make dispatch` wrote for this device.
 
-    One that is named is used alone, without the layouts that were tuned before. Returns the table; None where there is
-    none for this device, and `attend` calls SDPA. A warning says once in a process that it is of another PyTorch, where
+    A named table is used alone, without the layouts that were tuned before. Returns the table; None where this device
+    has none, so that `attend` calls SDPA. A warning says once in a process that the table is of another PyTorch, where
     `Dispatch.choose` asks for a margin.
 
-    Raises UserError: torch sees no GPU; or the table that is named can't be read, names an implementation that can't be
-    called, or was made on another device. For the table of this device that is a warning.
+    Raises UserError: torch sees no GPU; or the named table can't be read, names an implementation that can't be called,
+    or was made on another device. Such a fault in the table of this device is a warning.
     """
     global table, layouts
     if not torch.cuda.is_available():
@@ -154,7 +154,7 @@ def _callable(made: Dispatch, source: Path) -> Dispatch:
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """What was tuned or the table chooses for such tensors; the fallback for those that neither speaks of."""
+    """The implementation that tuning or the table chose for such tensors; the fallback where neither did."""
     known = tuned_layouts()
     if known and (name := known.get(layout_words(q, k, v, causal, scale))):
         return name
@@ -163,7 +163,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -
 
 
 def tuned_layouts() -> dict[str, str]:
-    """What to call at each layout that was tuned, by `layout_words`; looked for when it is first asked."""
+    """The implementation at each tuned layout, by `layout_words`; the first call looks for them."""
     if layouts is None:
         use()
     assert layouts is not None
@@ -177,7 +177,7 @@ def settle(words: str, name: str) -> None:
 
 
 def shape_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape | None:
-    """The shape of such tensors; None for those that are SDPA's in any case."""
+    """The shape of such tensors; None for tensors that SDPA computes in any case."""
     alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
     if not alike or (q.ndim, k.ndim) != (4, 4) or q.shape[::3] != k.shape[::3]:
         return None
@@ -190,7 +190,7 @@ def shape_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape | None:
 
 
 def layout_words(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """All that tuning depends on of tensors that have a shape, in words."""
+    """The layout of tensors that have a shape, in words: all that tuning depends on."""
     each = (f"{name} {tuple(t.shape)} by {t.stride()}" for name, t in zip("QKV", (q, k, v), strict=True))
     return ", ".join([*each, str(q.dtype), ladder.MASKS[causal], "1/√D" if scale is None else "another scale"])
 
@@ -199,14 +199,14 @@ def layout_words(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | N
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether anything but SDPA may be called: kernels can read them on a GPU, and nothing transforms the call."""
+    """Whether SDPA isn't required: kernels can read the tensors on a GPU, and nothing transforms the call."""
     plain = type(q) is type(k) is type(v) is KIND and q.is_cuda and context.in_memory(q, k, v)
     transformed = torch._C._functorch.maybe_current_level() is not None or is_tracing()
     return plain and not transformed and not context.asks_for_sdpa()
 
 
 def require_tensors(q: Any, k: Any, v: Any, **others: Any) -> None:
-    """Raise TypeError for what is no tensor, and ValueError where K and V differ in length: torch may read beyond V."""
+    """Raise TypeError for all but tensors, and ValueError where K and V differ in length: torch may read beyond V."""
     for name, given in {"q": q, "k": k, "v": v, **others}.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"attend takes tensors, and {name} is of type {type(given).__name__}")
@@ -217,7 +217,7 @@ def require_tensors(q: Any, k: Any, v: Any, **others: Any) -> None:
 
 
 def require_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
-    """Raise what `require_tensors` does, and ValueError where torch would fail in words of its own, or give NaN."""
+    """Raise as `require_tensors`, and ValueError where torch would fail with its own message, or give NaN."""
     require_tensors(q, k, v)
     if isinstance(scale, float) and not math.isfinite(scale):
         raise ValueError(f"attend takes a finite scale, not {scale}")
@@ -243,7 +243,7 @@ def require_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> N
 def call_of(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
     """An implementation for tensors of a layout, with as little Python as possible between it and its caller.
 
-    Raises Unsupported: it is a kernel that doesn't serve such tensors. The call that is returned may raise it too.
+    Raises Unsupported: the kernel doesn't serve such tensors. The returned call may raise it too.
     """
     if name == implementations.FALLBACK or not rungs.serves_scale(scale):
         return sdpa_of(q, k, v, causal, scale)
@@ -259,7 +259,7 @@ def call_of(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
 
 _best = cache(best.Best)
 _DEFAULTS = {"is_causal": False, "enable_gqa": False}
-"""Of SDPA, where it isn't None."""
+"""SDPA's defaults other than None."""
 
 
 def sdpa_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
@@ -274,7 +274,7 @@ def sdpa_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
 # error, and by its other backends fails with a misaligned address, after which the process can't use the GPU any more.
 def aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
-    """A call of torch on a GPU, for tensors with such strides; from copies where these or addresses are not aligned."""
+    """A call of torch on a GPU, for tensors with such strides; copies them if strides or addresses aren't aligned."""
 
     def of_copies(*given: Tensor) -> Tensor:
         return call(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in given))
@@ -288,13 +288,13 @@ def aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
 
 
 def of_nothing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """SDPA of a batch of no sequences, of which its kernels make None or an error on a GPU; with gradients."""
+    """SDPA of an empty batch, with gradients. On a GPU, SDPA's kernels give None or an error for it."""
     with sdpa_kernel(SDPBackend.MATH):
         return scaled_dot_product_attention(q, k, v, **options)
 
 
 def _by_torch(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
-    """One of torch's operators; raises Unsupported where it refuses a layout."""
+    """Call one of torch's operators; raises Unsupported where it doesn't serve a layout."""
     try:
         return call(q, k, v)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
@@ -312,7 +312,7 @@ def _within(implementation: Implementation, q: Tensor, k: Tensor, v: Tensor, **o
 
 
 def _first(name: str, *options: Any) -> Attention:
-    """The output of an operator, which has others too: log-sum-exps without a bias, say, and no dropout."""
+    """The first output of an operator, without bias or dropout. The others, such as log-sum-exps, are dropped."""
     operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention")
 
     def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:

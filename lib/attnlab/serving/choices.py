@@ -24,7 +24,7 @@ from attnlab.study.studies import Timing
 from attnlab.study.values import ZEROS
 
 CLOCKS = [Timing(clock="eager", cache="warm"), Timing(clock="device", cache="warm")]
-"""The timings that decide: that of a program that calls, launch gap included, and of one that replays graphs."""
+"""The timings that decide: of a program's calls, launch gap included, and of replayed graphs."""
 CALLABLE = ("sdpa.", PREFIX)
 REQUESTS = 2000
 """Length of the stream of requests in each replicate."""
@@ -37,18 +37,18 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
     """At each shape of runs, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
 
     The verdict is faster by one of `CLOCKS` and slower by none, on the worst of the input distributions that were
-    timed. Of several, the one with the highest `gain` is the fastest. Left out are shapes with an axis that a table
-    doesn't have, peers, and implementations without a latency on some distribution. Shapes that one of the studies drew
-    are not in the table, also where a later one states them to measure them again: they show what it is worth
-    elsewhere. At a shape of several runs, the last of them counts.
+    timed. Among several, the one with the highest `gain` is the fastest. The table leaves out shapes with an axis that
+    it doesn't have, peers, and implementations without a latency on some distribution. It has no shapes that a study
+    drew, even if a later study states them to measure them again: they show the value of the table elsewhere. At a
+    shape of several runs, the last of them counts.
 
-    A run from which the table `before` was made counts after `kernel.best` changed too, at the shapes where it still
-    launches what that table says; the others are left out.
+    A run from which the table `before` was made counts even after `kernel.best` changed, at the shapes where it still
+    launches the instance in that table. The other shapes are left out.
 
     Args:
         several: runs as `frames.load` gives them.
 
-    Raises UserError: a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU; the
+    Raises UserError: a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU. Or the
     runs are of several devices, versions of PyTorch or clocks.
     """
     parts = [HeldOut.of(run, before) for run in several]
@@ -83,9 +83,9 @@ class HeldOut:
     """The part of a run that counts for a table.
 
     Attributes:
-        timings: those of `CLOCKS` that it was timed by; `samples` are under these.
+        timings: those of `CLOCKS` by which it was timed; `samples` are under these.
         names: the candidates, without kernels that have changed since.
-        served: the shapes that a table can speak of, each once, whatever its values, and without those at which
+        served: the shapes that a table can have, each once for all distributions, without those at which
             `kernel.best` changed while it is still a candidate.
     """
 
@@ -129,7 +129,7 @@ class HeldOut:
 
     @cached_property
     def running(self) -> Callable[[Shape], str] | None:
-        """What `kernel.best` runs at a shape (`Tuning.running`); None if it is no candidate."""
+        """The instance that `kernel.best` runs at a shape (`Tuning.running`); None if it isn't a candidate."""
         return tuning.load(self.shared["device"]).running if BEST in self.names else None
 
     def choices(self) -> list[Choice]:
@@ -174,12 +174,12 @@ def study(made: Dispatch) -> dict[str, Any]:
 
 
 def fastest(verdicts: pd.DataFrame) -> tuple[str, dict[str, pd.Series]]:
-    """Of candidates with a verdict by each clock, the fastest that is faster by one and slower by none; else FALLBACK.
+    """The fastest candidate that is faster by one clock and slower by none, else FALLBACK; and the least speedups.
 
     Args:
         verdicts: rows of `frames.compare`, one for each candidate and clock; candidate, speedup, low, high, decision.
 
-    Of several, it is the one with the highest `gain`. The row with the lowest speedup of each candidate follows.
+    Among several, the one with the highest `gain` is the fastest. The least speedups are rows, by candidate.
     """
     by_name = {str(name): rows for name, rows in verdicts.groupby("candidate", sort=False)}
     least = {name: rows.loc[rows["speedup"].idxmin()] for name, rows in by_name.items()}
@@ -189,10 +189,10 @@ def fastest(verdicts: pd.DataFrame) -> tuple[str, dict[str, pd.Series]]:
 
 
 def gain(rows: pd.DataFrame) -> float:
-    """What a candidate gains by all clocks: the geometric mean of its speedups, or the least if it is slower by any.
+    """The gain of a candidate by all clocks: the geometric mean of its speedups, or the least if it is slower by any.
 
-    By the least alone, half a clock's noise would decide: at (1, 1, 2048, 64) flash takes 0.56 of SDPA's time by the
-    device clock, and by the eager one 1.10 that no verdict tells from 1.
+    The least alone would follow the noise of one clock. At (1, 1, 2048, 64) flash takes 0.56 of SDPA's time by the
+    device clock. By the eager clock it takes 1.10, which no verdict tells from 1.
     """
     speedups = rows["speedup"]
     return float(speedups.min()) if (rows["decision"] == "slower").any() else float(gmean(speedups))
@@ -214,7 +214,7 @@ def _choice(shape: Shape, rows: pd.DataFrame | None, running: Callable[[Shape], 
 
 
 def _errors_pct(made: Dispatch) -> dict[str, float]:
-    """How far each implementation's gains are from the estimates by the other shapes, in percent."""
+    """The error of the estimates of each implementation's gains by the other shapes, in percent."""
     errors: dict[str, list[float]] = {}
     for choice in made.choices:
         for name, expected in made.estimate(choice.shape).items():
@@ -224,9 +224,9 @@ def _errors_pct(made: Dispatch) -> dict[str, float]:
 
 
 def _regret(held_out: Mapping[Shape, HeldOut], made: Dispatch, timing: Timing) -> Regret:
-    """What the choices of a table cost by one clock, at shapes that it doesn't hold, each measured in a run.
+    """The cost of a table's choices by one clock, at shapes that the table doesn't hold, each measured in a run.
 
-    At each shape the distribution counts on which the choice does worst.
+    At each shape, the distribution on which the choice does worst counts.
     """
     parts = {part.run.name: part for part in held_out.values()}.values()
     chosen = ({shape: made.choose(shape) for shape, its in held_out.items() if its is part} for part in parts)
@@ -247,10 +247,10 @@ def _regret(held_out: Mapping[Shape, HeldOut], made: Dispatch, timing: Timing) -
 
 
 def _costs(part: HeldOut, chosen: Mapping[Shape, str], timing: Timing) -> pd.DataFrame:
-    """What choices cost on each distribution: shape, over_best (latency over the least), lead over SDPA, certain.
+    """The cost of choices on each distribution: shape, over_best (latency over the least), lead over SDPA, certain.
 
-    A choice that has no latency there is refused when it is called: the fallback serves. `certain` is over_best where a
-    verdict says that the best is faster than the choice, each in a family of its own; else 1.
+    A choice without a latency there fails when it is called: the fallback serves. `certain` is over_best where a
+    verdict says that the best is faster than the choice, each in a separate family; else 1.
     """
     samples = _under(part.samples, timing)
     smallest = frames.control(samples, FALLBACK).set_index(AXES)["smallest_effect"]
@@ -276,7 +276,7 @@ def _costs(part: HeldOut, chosen: Mapping[Shape, str], timing: Timing) -> pd.Dat
 
 
 def _is_callable(name: str) -> bool:
-    """Whether `attend` may call an implementation of its own accord: FP8 is for users who ask for it."""
+    """Whether `attend` may call an implementation by itself: users have to ask for FP8."""
     return name.startswith(CALLABLE) and not implementations.in_fp8(name)
 
 

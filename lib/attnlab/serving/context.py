@@ -1,4 +1,4 @@
-"""What surrounds a call of `attend`: what asks for SDPA itself, autocast, and the state of tensors."""
+"""The context of a call of `attend`: requests for SDPA itself, autocast, and the state of tensors."""
 
 from functools import reduce
 from operator import or_
@@ -23,10 +23,10 @@ _PLAIN = reduce(or_, map(DispatchKeySet, (*_DENSE, *AUTOCAST)))
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def asks_for_sdpa() -> bool:
-    """Whether SDPA itself has to be called, whatever the tensors are.
+    """Whether SDPA itself has to be called, for any tensors.
 
     It has to be where a user chose among its backends, where a mode replaces functions of torch, and where tensors may
-    carry forward gradients. Every call asks this, so that the answer has to take less than 0.3 µs.
+    carry forward gradients. Every call asks this, so the answer has to take less than 0.3 µs.
     """
     chooses = _flash() and _efficient() and _cudnn() and _overrideable() and forward_ad._current_level < 0
     return not chooses or (_function_modes() > 0 and _replaces_functions())
@@ -49,7 +49,7 @@ def needs_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def is_autocast(device: torch.device) -> bool:
-    """Whether autocast is on for a device of a kind that kernels or SDPA's operators here are for."""
+    """Whether autocast is on for this device, a GPU or a CPU."""
     return device.type in ("cuda", "cpu") and torch.is_autocast_enabled(device.type)
 
 

@@ -53,7 +53,7 @@ def attention(
 def _mask(**given: Any) -> Tensor | None:
     """The mask of `transformers.masking_utils.sdpa_mask`, unless `attend` computes without one.
 
-    A plain causal prompt has none, under torch.compile either: for PyTorch before 2.14, transformers makes one there.
+    A plain causal prompt has no mask, also under torch.compile, where transformers makes one for PyTorch before 2.14.
     For a few queries after a cache it is the number of keys of each sequence that are in use, int32 ``(batch,)``.
     """
     q_length, kv_length, q_offset = given["q_length"], given["kv_length"], given.get("q_offset", 0)
@@ -72,7 +72,7 @@ def _mask(**given: Any) -> Tensor | None:
 
 
 def _pads_nothing(attention_mask: Tensor | None) -> bool:
-    """Whether it is known that no token of a batch is padding. Finding that out waits for the device."""
+    """Whether it is known that no token of a batch is padding. The answer waits for the device."""
     if attention_mask is None:
         return True
     traced = torch.compiler.is_compiling() or (attention_mask.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,4 +1,4 @@
-"""The operators ``attnlab::attention`` and ``attnlab::attention_of_lengths``: what torch.compile sees of `attend`."""
+"""The operators ``attnlab::attention`` and ``attnlab::attention_of_lengths``: `attend` for torch.compile."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,10 +19,10 @@ _LIBRARY = torch.library.Library("attnlab", "DEF")
 
 
 def register(anew: Attention, of_lengths: Callable[..., Tensor]) -> None:
-    """Make `again`, or `anew` where that gives None, and `of_lengths`, which takes `kv_lens` too, the two operators.
+    """Define both operators: `again`, or `anew` where that gives None; and `of_lengths`, which takes `kv_lens` too.
 
-    Their outputs have the strides of `torch.empty_like(q)`, whatever computed them. ``attention`` has the gradients of
-    PyTorch's scaled_dot_product_attention, which the backward pass calls again; ``attention_of_lengths`` has none.
+    Their outputs always have the strides of `torch.empty_like(q)`. ``attention`` has the gradients of PyTorch's
+    scaled_dot_product_attention, which the backward pass calls again; ``attention_of_lengths`` has none.
     """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -49,7 +49,7 @@ def register(anew: Attention, of_lengths: Callable[..., Tensor]) -> None:
 
 
 def _define(name: str, lengths: str, forward: Callable[..., Tensor]) -> None:
-    """Define an operator whose inputs autocast casts as those of SDPA, and whose FLOPs are counted as SDPA's."""
+    """Define an operator with SDPA's casts under autocast and SDPA's count of FLOPs."""
     _LIBRARY.define(f"{name}(Tensor q, Tensor k, Tensor v, {lengths}bool causal=False, float? scale=None) -> Tensor")
     _LIBRARY.impl(name, forward, "CompositeExplicitAutograd")
     torch.library.register_fake(f"attnlab::{name}", _empty, lib=_LIBRARY)

@@ -1,7 +1,7 @@
-"""The samples by which `attnlab.tune` decides: SDPA and what else `attend` could call, on tensors of one layout.
+"""The samples by which `attnlab.tune` decides: SDPA and the candidates of `attend`, on tensors of one layout.
 
 Each candidate is prepared as `attend` prepares it, and is out if it fails the gate. Then all take turns with SDPA,
-which has two in each round, on each of `session.tune.VALUES`.
+which has 2 turns in each round, on each of `session.tune.VALUES`.
 """
 
 import random
@@ -38,7 +38,7 @@ TOO_SLOW = 1.5  # times as long as SDPA, by a few calls: such a candidate is not
 SECONDS, FEWEST_ROUNDS, MOST_ROUNDS = 2.0, 7, 30  # of all rounds, whose number is within these limits
 AROUND_US = 100.0  # of a sample, besides the calls in it
 Timed = tuple[pd.DataFrame, dict[str, str]]
-"""The samples as `frames.compare` takes them; and of each candidate that has none, why."""
+"""The samples as `frames.compare` takes them, and the reason of each candidate without samples."""
 
 
 def take(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, timings: Sequence[Timing]) -> Timed:
@@ -76,7 +76,7 @@ def require_shape(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape:
 
 
 class _Layout:
-    """Tensors of a layout, and what is called on them."""
+    """Tensors of a layout, and the calls on them."""
 
     def __init__(self, shape: Shape, given: tuple[Tensor, ...], scale: float | None) -> None:
         self._shape, self._given, self._scale, self._device = shape, given, scale, given[0].device
@@ -127,7 +127,7 @@ class _Layout:
                 subject.drop(SKIPPED, f"takes {times:.2g} times as long as {FALLBACK}")
 
     def _check(self, kind: str) -> None:
-        """Drop the candidates that fail the gate. SDPA is there anyway, and serves as it is."""
+        """Drop the candidates that fail the gate. SDPA stays without a check."""
         self._fill(kind)
         gate = Gate(self._given, self._shape.causal, kind, few_heads(self._shape), scale=self._scale)
         for subject in alive(self._candidates):

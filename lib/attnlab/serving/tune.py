@@ -23,14 +23,13 @@ _refused: set[str] = set()
 
 @dataclass(frozen=True)
 class Found:
-    """What tuning found at a layout; printed, it is sentences.
+    """The result of tuning at a layout; printed, it is sentences.
 
     Attributes:
-        chosen: what `attend` calls there from now on; ``sdpa.auto`` where nothing is certainly faster.
-        speedups: of each candidate that was timed, over ``sdpa.auto``, by the clock and on the values where it gains
-            least.
-        out: why the others weren't timed.
-        file: where the choice is kept; None where it couldn't be.
+        chosen: the implementation that `attend` calls there from now on; ``sdpa.auto`` where none is certainly faster.
+        speedups: those of each timed candidate over ``sdpa.auto``, by the clock and on the values where it gains least.
+        out: the reasons for which the others weren't timed.
+        file: the file that keeps the choice; None where it couldn't be written.
     """
 
     chosen: str
@@ -52,12 +51,12 @@ class Found:
 
 
 def tune(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Found:
-    """Measure what is the fastest on tensors of this very layout, and have `attend` call it from now on.
+    """Measure which implementation is the fastest on tensors of this layout, and have `attend` call it from now on.
 
     SDPA's backends and `kernel.best` pass the gate and are then timed in turns with SDPA, on several input
-    distributions: the values of q, k and v don't matter. That takes a few seconds, or a thousand calls where these are
-    long. The choice is made as in a dispatch table. It is kept in the user's cache folder for later processes with
-    this device and this PyTorch; a warning says so if it can't be. Nothing else should use the GPU meanwhile.
+    distributions: the values of q, k and v don't matter. That takes a few seconds, or 1,000 calls where these are
+    long. The choice is made as in a dispatch table. The user's cache folder keeps it for later processes with this
+    device and this PyTorch; a warning says if that fails. Nothing else should use the GPU meanwhile.
 
     Args: as `attnlab.attend`.
 
