@@ -1,4 +1,4 @@
-"""Prints what attnlab itself costs here: wall time, CPU time and peak memory of measuring, inferring and rendering.
+"""Prints the costs of attnlab itself here: wall time, CPU time and peak memory of measuring, inferring and rendering.
 
     PYTHONPATH=lib python benchmarks/bench.py    # everything but the tests: some minutes
     python benchmarks/bench.py tests     # the test suite, as `make test` runs it
@@ -36,7 +36,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Cost(NamedTuple):
-    """What one benchmark took; 0 KiB where the system doesn't say."""
+    """The cost of one benchmark; 0 KiB where the system doesn't say."""
 
     wall_s: float
     cpu_s: float
@@ -57,7 +57,7 @@ def main(asked: str = "") -> None:
 
 
 def _benchmarks(folder: str) -> list[tuple]:
-    """The title of each, what it adds to the environment, and the words that start it."""
+    """The title of each, its additions to the environment, and the words that start it."""
     device, study = _study()
     return [
         (f"read {RUN}", {}, "read"),
@@ -165,14 +165,14 @@ def infer() -> None:
 
 
 def cases(count: str) -> None:
-    """The same of so many cases that were never measured."""
+    """Summarize and compare `count` cases that were never measured."""
     samples = made_up(int(count))
     assert len(frames.summarize(samples)) == int(count)
     frames.compare(samples, implementations.SDPA[0])
 
 
 def made_up(count: int) -> pd.DataFrame:
-    """Samples of so many cases, in µs: noise of processes, and of samples with their neighbours."""
+    """Samples of `count` cases, in µs: noise of processes, and of samples with their neighbours."""
     names = list(implementations.SDPA)
     batches = list(range(1, count // len(names) + 1))
     keys = ["implementation", "batch", "replicate", "round"]

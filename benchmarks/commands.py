@@ -1,4 +1,4 @@
-"""Times the README's two commands on a fresh clone of the last commit, installation included.
+"""Times the README's 2 commands on a fresh clone of the last commit, installation included.
 
     python benchmarks/commands.py    # writes benchmarks/commands.toml
 

@@ -1,10 +1,10 @@
-"""How often the gate refuses right implementations, which round in another order: writes data/reference/gate.csv.
+"""Counts right implementations, which round in another order, that fail the gate: writes data/reference/gate.csv.
 
     PYTHONPATH=lib python benchmarks/gate.py        # about an hour of CPU time, on all cores
 
-Shapes are the smallest of the studies in each dtype, or smaller, with few heads: of fewer elements, the framework's
+Shapes are the smallest of the studies in each dtype, or smaller, with few heads: over fewer elements, the framework's
 largest error is small by luck more often. `tail` is the probability of a strain above 1 by a Pareto distribution that
-is fitted to the largest 2 % of strains, and `at_most` the 95 % bound by Clopper and Pearson.
+is fitted to the largest 2 % of strains. `at_most` is the 95 % bound by Clopper and Pearson.
 """
 
 import math
@@ -78,7 +78,7 @@ def strains(shape: Shape, seed: int) -> list[dict[str, float]]:
 
 
 def row(shape: Shape, name: str, found: pd.Series) -> dict[str, object]:
-    """What came of an implementation's draws at a shape."""
+    """The outcome of an implementation's draws at a shape."""
     refused, logs = int((found > 1).sum()), found.clip(lower=1e-9).map(math.log).nlargest(max(10, len(found) // 50))
     excess = (logs - logs.min()).sum() / (len(logs) - 1)
     tail = len(logs) / len(found) * math.exp(min(0.0, logs.min()) / excess) if excess else 0.0

@@ -1,9 +1,9 @@
-"""Prints what a call costs the host, part by part, calls back to back at a tiny shape, on an NVIDIA GPU.
+"""Prints the host's time for a call, part by part, calls back to back at a tiny shape, on an NVIDIA GPU.
 
     python benchmarks/launch.py          # PYTHONPATH=lib
 
-Each part is the median over rounds in which all parts take turns; a round is so many calls without waiting for the
-device, which is waited for between rounds.
+Each part is the median over rounds in which all parts take turns. A round is a number of calls without waiting for the
+device; the program waits between rounds.
 """
 
 import statistics
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def parts() -> dict[str, Part]:
-    """What is timed, by name; kernels that this device doesn't serve are left out."""
+    """The timed parts, by name; kernels that this device doesn't serve are left out."""
     q, k, v = inputs.draw(TINY, 0, torch.device("cuda"))
     index = q.get_device()
     alone: dict[str, Callable[[], object]] = {

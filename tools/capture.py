@@ -1,14 +1,14 @@
-"""Train a small language model on text that every machine has, and write the Q, K and V that its attention sees.
+"""Train a small language model on text that every machine has, and write the Q, K and V of its attention.
 
-    PYTHONPATH=lib python tools/capture.py                # 3 minutes of training on a GPU
+    PYTHONPATH=lib python tools/capture.py                # 3 minutes of training on a GPU.
     PYTHONPATH=lib python tools/capture.py --device cpu --layers 2 --width 128 --context 256 --minutes 1
     PYTHONPATH=lib python tools/capture.py --save small   # and the model, as transformers loads it, for notebook 09
 
 The text is the sources of Python's standard library with the help topics of pydoc, byte by byte. Every 50th file is
-held out; the model reads the beginning of one of them, and of an early, a middle and a late layer the two heads are
-kept whose logits vary least and most. The file holds `early.q`, `early.k`, `early.v` and so on, each
-``(heads, tokens, head_dim)`` in float16, the head whose logits vary least first. Logits are in nats: what softmax takes
-to the power of e, that is Q times K over the square root of the head's columns.
+held out, and the model reads the beginning of one of them. From an early, a middle and a late layer, the file has the 2
+heads whose logits vary least and most: `early.q`, `early.k`, `early.v` and so on. Each is ``(heads, tokens, head_dim)``
+in float16, the head whose logits vary least first. Logits are in nats, the exponents of e in softmax: Q times K over
+the square root of the head's columns.
 """
 
 import argparse
@@ -49,7 +49,7 @@ ABOUT = (
 
 
 class Text(NamedTuple):
-    """What the model is trained and judged on.
+    """The text on which the model is trained and judged.
 
     Attributes:
         trained: all bytes that it may learn from, one after the other.
@@ -65,18 +65,18 @@ class Text(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Where training stops: after so many steps, or without a number of steps after so many minutes."""
+    """The end of training: after a number of steps, or without one after a number of minutes."""
 
     minutes: float
     steps: int | None
 
     def spent(self, steps: int, seconds: float) -> float:
-        """How much of the training is over after so many steps and seconds, from 0 to 1, or beyond 1."""
+        """The share of the training that is over after these steps and seconds: from 0 to 1, or beyond 1."""
         return steps / self.steps if self.steps else seconds / 60 / self.minutes
 
 
 class Head(NamedTuple):
-    """What a head's causal logits are like on the passage.
+    """The causal logits of a head on the passage.
 
     Attributes:
         deviation: their standard deviation over all pairs of a query and a key that it sees, in nats.
@@ -114,7 +114,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of the model: attention and an MLP, each behind a norm and added to what comes in."""
+    """A layer of the model: attention and an MLP, each behind a norm and added to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
     def _draw(self, layers: int) -> None:
-        """Draw the matrices; what is added to the residual stream starts small, so that its sum over layers does."""
+        """Draw the matrices. Those that add to the residual stream start small, so that their sum over layers does."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 added = name.endswith(("attention.out.weight", "mlp.2.weight"))
@@ -268,7 +268,7 @@ def rotated(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def train(model: Model, text: Text, bound: Bound) -> tuple[int, float]:
-    """Train until the bound, with a line of losses every few seconds: how many steps and minutes it took."""
+    """Train until the bound, with a line of losses every few seconds; returns the steps and minutes."""
     optimizer = optimizer_of(model)
     batches = drawn(text)
     sample = text.held_out[:: math.ceil(len(text.held_out) / BATCH)]
@@ -309,7 +309,7 @@ def schedule(spent: float) -> float:
 
 
 def drawn(text: Text) -> Iterator[Tensor]:
-    """Batches of windows that begin anywhere in what may be learnt from: ``(BATCH, context + 1)``."""
+    """Batches of windows that begin anywhere in the bytes to learn from: ``(BATCH, context + 1)``."""
     device = text.trained.device
     generator = torch.Generator(device).manual_seed(SEED)
     window = torch.arange(text.held_out.shape[1], device=device)
@@ -385,7 +385,7 @@ def _of_layer(block: Any) -> Iterator[tuple[str, Tensor]]:
 def captured(model: Model, passage: Tensor) -> list[Tensor]:
     """Q, K and V of each layer on the passage, on the CPU: ``(3, heads, tokens, head_dim)`` in float16.
 
-    float16 holds all digits of what was bfloat16, unless it is below 6e-5, and the first three of what was float32.
+    float16 holds all digits of bfloat16 values, unless they are below 6e-5, and the first 3 of float32 values.
     Ends the program with a line if a value isn't finite in float16.
     """
     seen: list[Tensor] = []
@@ -398,7 +398,7 @@ def captured(model: Model, passage: Tensor) -> list[Tensor]:
 
 
 def selected(layers: list[Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors that are written, by name, and which layers and heads they are from; prints what all heads are like.
+    """The tensors to write, by name, and their layers and heads; prints a row for each head.
 
     Args:
         layers: Q, K and V of each layer, see `captured`.
@@ -421,7 +421,7 @@ def chosen_layers(layers: int) -> dict[str, int]:
 
 
 def described(queries: Tensor, keys: Tensor) -> list[Head]:
-    """What the logits of each head are like, from Q and K ``(heads, tokens, head_dim)``."""
+    """The spread of each head's logits, from Q and K ``(heads, tokens, head_dim)``."""
     return [_described(number, q.float(), k.float()) for number, (q, k) in enumerate(zip(queries, keys, strict=True))]
 
 

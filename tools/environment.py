@@ -100,7 +100,7 @@ def _take_cpu_build(version: str, lock: TextIO) -> None:
 
 
 def _pip(words: list[str], lock: TextIO) -> str:
-    """Have pip install; "" if it did, else what it printed."""
+    """Install by pip; "" if that worked, else the output of pip."""
     with open(LOG, "w") as log:
         status = _run([PYTHON, "-m", "pip", "install", "--no-input", "-c", "requirements.lock", *words], lock, log)
     ended = [f"pip was ended by signal {-status}"] if status < 0 else []
@@ -108,7 +108,7 @@ def _pip(words: list[str], lock: TextIO) -> str:
 
 
 def _run(command: list[str | Path], lock: TextIO, log: TextIO | None = None) -> int:
-    """Run what changes `.venv`. It holds the lock as well: it may go on where this process is killed."""
+    """Run a command that changes `.venv`. It holds the lock too, since it may go on after this process is killed."""
     print("installing", file=lock, flush=True)
     process = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[lock.fileno()])
     try:

@@ -31,7 +31,7 @@ KERNELS_NOTE = "      # On Linux or Windows, for `make kernels`, these as well:\
 
 
 def environment(root: Path) -> str:
-    """The text of environment.yml: attnlab, and as locked what rendering, JupyterLab and measuring on a CPU import."""
+    """The text of environment.yml: attnlab, and the locked packages of rendering, JupyterLab and measuring on a CPU."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     pins = locked((root / "requirements.lock").read_text())
     extras = project["optional-dependencies"]

@@ -1,9 +1,9 @@
-"""Compute what rounding to e4m3 costs in accuracy on each kind of values, into data/reference/fp8_costs.csv: minutes.
+"""Compute errors by rounding to e4m3 on each input distribution, into data/reference/fp8_costs.csv: minutes.
 
-``PYTHONPATH=lib python tools/fp8_costs.py``. A row is a kind of values and what Q, K and V are rounded to: the shape's
-own 16 bits, or e4m3 with a scale for each tensor, head or block of 64 rows, rotated and not; then the root of the mean
-square error and the largest, against float64 of what was drawn. Attention is PyTorch's operations on a CPU, which round
-where an FP8 kernel does.
+``PYTHONPATH=lib python tools/fp8_costs.py``. A row is an input distribution and a rounding of Q, K and V. They
+are rounded to the shape's own 16 bits, or to e4m3 with a scale for each tensor, head or block of 64 rows, rotated and
+not. Errors, root mean square and largest, are against float64 of the values before rounding. Attention is PyTorch's
+operations on a CPU, which round where an FP8 kernel does.
 """
 
 import pandas as pd

@@ -1,6 +1,6 @@
 """Check the prose of Markdown files, notebooks and docstrings, for `make check`: print each line to mend.
 
-It finds *what* and *who* outside questions, words that have a plainer one, numbers in words, and sentences of more than
+It finds `what` and `who` outside questions, words that have a plainer one, numbers in words, and sentences of more than
 30 words. It skips code, tables, links, lists of columns, and kernels/NOTES.md, which is a diary.
 """
 

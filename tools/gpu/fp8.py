@@ -3,7 +3,7 @@
 ``PYTHONPATH=lib python tools/gpu/fp8.py --compile`` compiles all instances into .trial/fp8, on any machine;
 ``PYTHONPATH=lib timeout -k 5 60 python tools/gpu/fp8.py 128`` then tries those of a head_dim, prints as it goes, and
 ends where something takes longer than `PATIENCE_S`. Errors, mean and largest, are over those of `accuracy.attention`,
-the same formula from PyTorch's operations; times are medians of graph replays in random order, in TFLOP/s, beside
+the same formula from PyTorch's operations. Times are medians of graph replays in random order, in TFLOP/s, next to
 `kernel.best` in fp16 and cuDNN's FP8.
 """
 
@@ -67,7 +67,7 @@ class Instance:
 
     @property
     def shared_bytes(self) -> int:
-        """At least what `Shared8` takes."""
+        """The size of `Shared8` or more."""
         transposed = -(-self.keys // 64) * 64 * self.head_dim
         tiles = self.stages * (2 * self.keys * self.head_dim + transposed)
         rest = 512 + self.consumers * (32 + 256 + 80) + 48 * self.stages
@@ -122,7 +122,7 @@ def _held(expression: str) -> Path:
 
 
 def compile_one(expression: str) -> str:
-    """Compile into the expression's file; returns what ptxas said of spills, or the compiler's errors."""
+    """Compile into the expression's file; returns ptxas's lines on spills, or the compiler's errors."""
     from cuda.bindings import nvrtc
     from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
 
@@ -238,7 +238,7 @@ def _tokens_first(tensor: Tensor) -> Tensor:
 def measure(
     kernels: dict[tuple[Instance, bool], Fp8], shape: tuple[int, int, int, int, bool], kind: str, rounds: int
 ) -> None:
-    """Print the TFLOP/s of each instance at a shape, and of what stands beside them."""
+    """Print the TFLOP/s of each instance at a shape, and of those that they are compared with."""
     batch, heads, length, head_dim, causal = shape
     asked = Shape(batch, heads, length, head_dim, causal=causal, values=kind)
     given = drawn_q, drawn_k, drawn_v = inputs.draw(asked, 1, DEVICE)
@@ -314,7 +314,7 @@ def main() -> None:
 
 
 def _built(expressions: list[str]) -> dict[str, tuple[bytes, str]]:
-    """The cubins and mangled names of those that compile; what isn't held is compiled by a process for each core."""
+    """The cubins and mangled names of those that compile. A process for each core compiles those that aren't held."""
     missing = [expression for expression in expressions if not _held(expression).exists()]
     if missing:
         with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:

@@ -1,10 +1,10 @@
 """Tell where the time of a CTA of kernel.few goes, by the clock of its multiprocessor: seconds a shape, and no run.
 
 ``PYTHONPATH=lib python3 tools/gpu/phases.py 1,32,8,8192,128/64/16 1,32,8,1024,128/64/16/1`` takes batch, heads,
-kv_heads, keys, head_dim and numbers of queries, as `splits.py` does. For each tile of the ladder that serves them, at
-the split that is chosen and the cheapest others, it prints the µs of a call, K and V from memory, without and with
-stamps, and when the CTAs of the last call reach each phase, in µs since they were let go by the call before: the first
-of them, the median and the last. A stamp is a store of one thread.
+kv_heads, keys, head_dim and numbers of queries, as `splits.py` does. It runs each tile of the ladder that serves them,
+at the chosen split and the cheapest others, with K and V from memory. It prints the µs of a call, without and with
+stamps. It also prints when the first, the median and the last CTA of the last call reach each phase, in µs since the
+call before let them go. A stamp is a store of one thread.
 """
 
 import sys
@@ -78,7 +78,7 @@ def _show(sizes: tuple[int, ...], queries: int) -> None:
 
 @contextmanager
 def _stamped() -> Iterator[list[Any]]:
-    """Inside, kernels are compiled with stamps; what is compiled is put into the list."""
+    """Inside, kernels are compiled with stamps and put into the list."""
     modules: list[Any] = []
     own, program = cupy.RawModule, nvrtc.program
 
@@ -106,7 +106,7 @@ def _stamps(modules: list[Any]) -> Any:
 
 
 def _times(cycles: np.ndarray) -> dict[str, np.ndarray]:
-    """Of each phase that a CTA of the last call reached, the µs since it was let go, for each such CTA."""
+    """For each phase that a CTA of the last call reached, the µs since the CTA was let go, for each such CTA."""
     mhz = Telemetry(torch.device("cuda", 0)).read().sm_clock_mhz
     assert mhz, "the clock of multiprocessors is not known without NVML"
     since = (cycles.astype(float) - cycles[:, [list(PHASES).index("let go")]]) / mhz

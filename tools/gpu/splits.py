@@ -1,10 +1,10 @@
 """Try tiles of kernel.few at other splits than it chooses, K and V from memory, to fit `problem.cost`: 2 minutes.
 
-``PYTHONPATH=lib python tools/gpu/splits.py`` checks every tile at random cases, prints a line for each shape, number of
-queries and tile, what was chosen and the fastest splits as clusters x CTAs, in µs with TB/s and TFLOP/s, and what rung
-11 takes; then what launching early and the merge's shared memory change, and at last the constants whose choices are
-least slower than the fastest split. Splits whose cost is far above the least are not tried. Shapes as arguments,
-``1,32,8,8192,128/1/16`` with batch, heads, kv_heads, keys, head_dim and queries, replace its own.
+``PYTHONPATH=lib python tools/gpu/splits.py`` checks every tile at random cases. It prints a line for each shape,
+number of queries and tile: the chosen split and the fastest as clusters x CTAs, in µs with TB/s and TFLOP/s, and kernel
+11. Then follow the effects of launching early and of the merge's shared memory. At last come the constants whose
+choices are least slower than the fastest split. Splits whose cost is far above the least are not tried. Arguments,
+``1,32,8,8192,128/1/16`` with batch, heads, kv_heads, keys, head_dim and queries, replace the tool's own shapes.
 """
 
 import itertools
@@ -91,12 +91,12 @@ def _tiles(head_dim: int) -> list[Tile]:
 
 
 def variant(tile: Tile) -> rungs.Kernel:
-    """One tile of kernel.few, compiled anew."""
+    """One tile of kernel.few, compiled again."""
     return rungs.Kernel(ladder.rung("kernel.few").model_copy(update={"tiles": [tile]}))
 
 
 def _at(split: Split) -> ExitStack:
-    """Has splits be so many clusters of so many CTAs, or less where there are fewer tiles."""
+    """Inside, splits are these numbers of clusters and of CTAs in each, or fewer clusters where there are few tiles."""
     stack = ExitStack()
     chosen = lambda items, tiles, *_: (min(split[0], max(1, tiles // split[1])), split[1])  # noqa: E731
     stack.enter_context(patch.object(problem, "splits", chosen))
@@ -181,7 +181,7 @@ def _kv_bytes(sizes: tuple[int, ...]) -> int:
 
 
 def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.Kernel]]) -> list[tuple]:
-    """Print a line for each tile; returns what `_fit` takes of the tile that the ladder has."""
+    """Print a line for each tile; returns the input of `_fit` for the tile that the ladder has."""
     batch, heads, kv_heads, keys, head_dim = sizes
     rows, kv_bytes, inputs = heads // kv_heads * queries, _kv_bytes(sizes), apart(sizes, queries)
     fits, own = [], [tile.name for tile in ladder.rung("kernel.few").tiles_for(head_dim, keys, True, rows)]
@@ -208,7 +208,7 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
 
 
 def asked(kernel: rungs.Kernel, given: Given) -> tuple[Any, ...]:
-    """What `problem.splits` is asked for these inputs."""
+    """The arguments of `problem.splits` for these inputs."""
     with patch.object(problem, "splits", side_effect=problem.splits) as of_keys:
         kernel.prepare(*given, True, None)
     return tuple(of_keys.call_args.args)
@@ -271,7 +271,7 @@ _EARLY = launch.early
 
 
 def late(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> object:
-    """As `launch.early`, but only the merge, which has no dynamic memory, is launched before what it follows ended."""
+    """As `launch.early`, but only the merge, which has no dynamic memory, is launched before its predecessor ends."""
     config = _EARLY(ctas, threads, shared_bytes, cluster)
     if shared_bytes:
         kinds = maps.driver().CUlaunchAttributeID
@@ -284,7 +284,7 @@ def late(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> ob
 
 
 def _fit(fits: list[tuple]) -> None:
-    """Print the constants whose choices are least slower than the fastest split, beside those that are declared."""
+    """Print the constants whose choices are least slower than the fastest split, next to the declared ones."""
     declared = tuple(getattr(problem, name) for name in NAMES)
     found = sorted((_regrets(fits, constants), constants) for constants in itertools.product(*CONSTANTS))[:5]
     for (average, most), constants in [(_regrets(fits, declared), declared), *found]:

@@ -1,10 +1,10 @@
-"""Time kernels that are being written, on every kind of values, beside SDPA's backends and peers: minutes, and no run.
+"""Time kernels that are being written, on every input distribution, with SDPA's backends and peers: minutes, no run.
 
 ``ATTNLAB_KERNELS=<folder> python tools/gpu/trial.py lazy,mine sdpa.cudnn,peer.flash4 32,8,512,64 32,8,2048,64c`` times
-rungs of that folder. A shape is batch,heads,seq_len,head_dim, or these and kv_heads,kv_len, followed by `c` for causal
-and `b` for bf16. Graphs take turns in random order; the median in µs is printed, and below it the mean and the largest
-error against float64, over those of the first implementation that isn't one of the rungs. With ``--apart`` tensors take
-turns that are together larger than the L2, so that K and V come from memory, and the TB/s of K and V are printed too.
+kernels of that folder. A shape is batch,heads,seq_len,head_dim, or these and kv_heads,kv_len, then `c` for causal and
+`b` for bf16. Graphs take turns in random order. A line has medians in µs. The line below has the mean and the largest
+error against float64, over those of the first implementation that isn't in the folder. With ``--apart``, tensors that
+are together larger than the L2 take turns, so that K and V come from memory; their TB/s are printed too.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def _case(name: str, all_windows: list[Windows], shape: Shape) -> Case:
 
 
 def _time(shape: Shape, names: list[str], first: str, rounds: int, apart: bool) -> None:
-    """Print a line of medians and a line of errors at a shape; a dash for what doesn't serve it."""
+    """Print a line of medians and a line of errors at a shape; a dash for implementations that don't serve it."""
     kv_bytes = 2 * shape.key_elements * 2
     l2_bytes = torch.cuda.get_device_properties(DEVICE).L2_cache_size
     memories = 1 + math.ceil(2 * l2_bytes / kv_bytes) if apart else 1

@@ -1,6 +1,6 @@
 """Tune `kernel.best` on all GPUs of a machine at once, as `make tune` does on one: each takes a part of the shapes.
 
-``PYTHONPATH=lib python3 tools/gpu/tune.py`` writes what they found into the tuning of the device. Their logs are
+``PYTHONPATH=lib python3 tools/gpu/tune.py`` writes all choices into the tuning of the device. The logs are
 /tmp/tune.*.log.
 """
 

@@ -1,6 +1,6 @@
-"""Has JupyterLab save the notebooks that git tracks as they are: without outputs, and without what a kernel adds.
+"""Makes JupyterLab save the notebooks that git tracks without outputs and without additions of a kernel.
 
-The .py beside a notebook is written with it.
+The .py next to a notebook is written with it.
 """
 
 import json
@@ -16,7 +16,7 @@ TRACKED = subprocess.run("git ls-files", shell=True, cwd=NOTEBOOKS, capture_outp
 
 
 def as_tracked(model: dict[str, Any], path: str, **_: Any) -> None:
-    """Change what is saved; a copy under another name keeps its outputs."""
+    """Remove outputs before a tracked notebook is saved; a copy under another name keeps them."""
     if path not in TRACKED or model["type"] != "notebook":
         return
     notebook = model["content"]
