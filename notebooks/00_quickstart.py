@@ -71,7 +71,7 @@ al.table(checks[["seq_len", "inputs", "route", "max_error", "allowed_max_error",
 
 # %% [markdown]
 # `measure` times both in turns, in a process of its own, in a new order and on new values each time. SDPA has a second
-# turn, the A/A control: what differs less than it is noise.
+# turn, the A/A control: smaller differences than its own are noise.
 
 # %%
 measured = al.measure({"mine": mine, "sdpa.auto": al.sdpa()}, shapes, samples=40)

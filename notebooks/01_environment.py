@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Environment
 #
-# A latency holds for one machine, its settings and one clock. This notebook shows all three, and compares the clock
-# with four others.
+# A latency holds for one machine, its settings and one clock. This notebook shows them, and compares the clock with 4
+# others.
 
 # %% tags=["parameters"]
 run = "h200-2026-11-28-main"  # a run in data/
@@ -47,7 +47,7 @@ al.table(pd.DataFrame({"setting": settings.keys(), "value": map(str, settings.va
 # %% [markdown]
 # ## Ceilings
 #
-# The run measures what the machine can do, with the clock that times the kernels. The datasheet's rates are dense.
+# The run measures the machine's highest rates, with the clock that times the kernels. The datasheet's rates are dense.
 
 # %%
 ceilings = recorded.ceilings[recorded.ceilings.ceiling != "l2_size"]
@@ -72,7 +72,7 @@ al.plot.lines(lengths, "seq_len", "median_us", hue="timing", low="low_us", high=
 # %% [markdown]
 # ## Is the clock right?
 #
-# Each clock times the same calls. Two clocks are near if they agree within 0.5 µs below 20 µs, and within 1 % above.
+# Each clock times the same calls. Clocks are near if they agree within 0.5 µs below 20 µs, and within 1 % above.
 
 # %%
 clocks = al.clocks(recorded).astype({"gap_us": float, "gap_pct": float})

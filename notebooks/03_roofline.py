@@ -41,7 +41,7 @@ al.table(al.with_interval(ceilings, "rate")[shown], "Measured ceilings.")
 # %% [markdown]
 # ## The arithmetic
 #
-# - FLOPs of two products: $F = 4 B H S^2 D$, with a causal mask $2 B H S (S+1) D$
+# - FLOPs of both products: $F = 4 B H S^2 D$, with a causal mask $2 B H S (S+1) D$
 # - bytes of Q, K, V and O, each moved once, with $b$ bytes an element: $M = 4 B H S D\, b$
 # - exponentials of the softmax: $E = B H S^2$, with a causal mask $B H S (S+1) / 2$
 # - intensity: $I = F / M$, without a mask $S / b$

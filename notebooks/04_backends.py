@@ -78,8 +78,8 @@ shown(fastest(square).sort_values("per_token_ns"), f"At {words}.", "per_token_ns
 # %% [markdown]
 # ## The fastest at every shape
 #
-# The heat map has speedups over the study's baseline. In the table, `attend` is what `al.attend` calls here.
-# `next_pct` and `attend_pct` are how much longer these take. 1 % may be noise: see [06](06_verdicts.ipynb).
+# The heat map has speedups over the study's baseline. In the table, `attend` is the choice of `al.attend` here.
+# `next_pct` and `attend_pct` show how much longer these take. 1 % may be noise: see [06](06_verdicts.ipynb).
 
 # %%
 verdicts = al.compare(runs[0].samples, baseline).rename(columns={"candidate": "implementation"})

@@ -2,7 +2,7 @@
 # # Verdicts
 #
 # Is any implementation really faster than the baseline? A round times each implementation once, on the same inputs.
-# A comparison pairs the rounds. The baseline has two turns in a round: the second is the A/A control.
+# A comparison pairs the rounds. The baseline has 2 turns in a round: the second is the A/A control.
 # A speedup is the baseline's median latency over the candidate's. Above 1, the candidate is faster.
 
 # %% tags=["parameters"]

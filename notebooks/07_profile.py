@@ -54,7 +54,7 @@ titles |= {"idle_pct": "no work", "issued_pct": "instructions"}
 
 
 def bottlenecks(row):
-    """The three largest bottlenecks by the counters of a call: units in percent of their peak, losses of the cycles."""
+    """The 3 largest bottlenecks by the counters of a call: units in percent of their peak, losses of the cycles."""
     busy = row[units][row[units] >= 60].rename(lambda name: name.removesuffix("_pct").replace("_", " "))
     losses = row[list(titles)].drop("issued_pct").rename(titles).sort_values(ascending=False)
     first = pd.concat([busy.sort_values(ascending=False), losses]).head(3)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Audit
 #
-# Do published numbers hold? Five reports measured PyTorch's attention on an NVIDIA L4. Their numbers were transcribed
-# into `data/reference/`. The cells below recompute each claim from the numbers that the reports print. No GPU is
-# needed.
+# Do published numbers hold? This notebook audits 5 reports that measured PyTorch's attention on an NVIDIA L4. Their
+# numbers were transcribed into `data/reference/`. The cells below recompute each claim from the printed numbers. No GPU
+# is needed.
 
 # %% tags=["parameters"]
 run = "h200-2026-11-28-main"  # as in the other notebooks; the audit is the same for every run
@@ -29,7 +29,7 @@ claims[["document", "claim", "rule", "stated", "inputs"]].sample(5, random_state
 # ## Numbers as printed
 #
 # A printed number stands for all numbers that round to it: half a unit of its last digit to each side. So arithmetic
-# decides whether two numbers differ by rounding, and nobody chooses a tolerance. Counts are exact.
+# decides whether numbers differ by rounding, and nobody chooses a tolerance. Counts are exact.
 
 # %%
 sheets = pd.read_csv(al.paths.REFERENCE / "datasheets.csv", dtype=str).iloc[:2]  # of the L4 and the A100
@@ -147,7 +147,7 @@ def overlap(low, high, other_low, other_high):
 
 # %%
 def apart(s, *x):
-    """Whether no two intervals overlap; a shape counts once."""
+    """Whether no intervals overlap; a shape counts once."""
     ends = {low.shape: (low, high) for low, high in zip(x[-2::-2], x[::-2], strict=True)}
     return not any(overlap(*one, *other) for one, other in combinations(ends.values(), 2))
 

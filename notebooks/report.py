@@ -56,8 +56,8 @@ al.holds(
 # %% [markdown]
 # ## 1 Introduction
 #
-# Is this kernel faster? The answer is a ratio of two latencies. It depends on the shape, the clock and the cache, and
-# for some kernels on the numbers in Q, K and V.
+# Is this kernel faster? The answer is a ratio of latencies. It depends on the shape, the clock and the cache, and for
+# some kernels on the numbers in Q, K and V.
 #
 # Attention is $O = \mathrm{softmax}(QK^\top / \sqrt{D})\,V$. FlashAttention computes it in tiles and keeps the scores
 # on the chip [1, 2, 3]. Its FLOPs are the same for all numbers, but a kernel may do work that depends on them.
@@ -65,7 +65,7 @@ al.holds(
 # to 0, and a benchmark rarely takes such a branch. The scores of a model may be large, rise along the keys, and differ
 # between heads.
 #
-# This paper asks one question: *which input distribution?* Two kernels of ours have such a branch. `kernel.bounded`
+# This paper asks one question: *which input distribution?* 2 of our kernels have such a branch. `kernel.bounded`
 # takes the maximum of a row from the first tile of keys, and computes a tile again for a larger score. `kernel.lazy`
 # rescales its accumulator only where float16 would overflow. `kernel.best` runs the kernel of ours that tuning chose
 # for a shape before the run. We compare with the backends of PyTorch (`sdpa.*`; `sdpa.auto` is its own choice) and with
@@ -100,10 +100,10 @@ al.holds(
 # Student's $t$ over the log medians of blocks. A speedup is a ratio of medians from the same rounds. It is above 1 if
 # the candidate is faster.
 #
-# **Decisions.** A candidate is faster or slower if the interval excludes 1, if $p < 0.05$ after Holm's adjustment for
-# the number of candidates [10], and if the effect is at least the smallest that the run can detect. Each round times
-# the baseline twice (A/A). This control gives the smallest effect at 80 % power [11], and the rate of false decisions.
-# A candidate is equivalent if the 90 % interval lies within ±2 % [12]. All else is inconclusive. A claim without a
+# **Decisions.** A candidate is faster or slower if the interval excludes 1, $p < 0.05$, and the effect is at least the
+# smallest that the run can detect. Holm's method adjusts $p$ for the number of candidates [10]. Each round times the
+# baseline twice (A/A). This control gives the smallest effect at 80 % power [11], and the rate of false decisions. A
+# candidate is equivalent if the 90 % interval is within ±2 % [12]. All else is inconclusive. A claim without a
 # distribution is a claim for all of them, and we decide it on the worst: where the speedup is least.
 
 # %%
@@ -272,7 +272,7 @@ al.holds(
 # 9. Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013.
 # 10. Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics, 1979.
 # 11. Bloom, Minimum Detectable Effects, Evaluation Review, 1995.
-# 12. Schuirmann, Two One-Sided Tests and the Power Approach, J. Pharmacokinetics and Biopharmaceutics, 1987.
+# 12. Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15(6), 657-680, 1987.
 #
 # `make report RUN=<run>` computes this paper from the samples of a run. [06_verdicts](06_verdicts.ipynb) has all
 # comparisons, [01_environment](01_environment.ipynb) the machine.
