@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
 
 def main(asked: str = "") -> None:
-    """Run each benchmark in a process of its own, or the one asked for, and print a table, a row as each ends."""
+    """Run each benchmark, or the one asked for, in a separate process. Print a table, a row as each ends."""
     _adopt_orphans()
     print(f"{'':<48} {'seconds':>8} {'CPU s':>8} {'peak MiB':>9}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
