@@ -94,6 +94,7 @@ check: $(call ready,cpu-check)  ## check format, lint, types and notebook pairs;
 	$(python) -m ruff format --check --quiet $(CODE)
 	$(python) -m ruff check --quiet $(CODE)
 	$(python) -m mypy
+	$(python) tools/prose.py
 	for notebook in notebooks/*.ipynb; do $(python) -m jupytext --quiet --to py:percent --output - $$notebook \
 	    --opt notebook_metadata_filter=-all --opt cell_metadata_filter=tags,-all | diff -u $${notebook%.ipynb}.py - \
 	  || { echo "$$notebook and its .py differ: make check FIX=1" >&2; exit 1; }; \

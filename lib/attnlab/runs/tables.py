@@ -153,7 +153,7 @@ CASES = _table(
     _text("kernels", "kernels that ran, the longest first"),
     _whole("peak_memory_bytes", "most memory allocated during a call"),
     _whole("warmup_calls", "calls before timing"),
-    _flag("steady", "two windows of these agreed"),
+    _flag("steady", "2 windows of these agreed"),
     _whole("alone_differing", "elements that differ when a sequence runs alone", empty=True),
 )
 PROCESSES = _table(
