@@ -14,9 +14,11 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 
 Addresses = tuple[int, ...]
-# Of a CTA that merges partial results, as its source says (`__launch_bounds__`); each of its warps merges a row's.
+# Of a CTA that merges partial results, as its source says (`__launch_bounds__`); each of its warps merges a row's, of
+# so many columns at most.
 MERGE_THREADS = 128
-MERGE_ROWS = MERGE_THREADS // 32
+MERGE_COLUMNS = 128
+MERGE_WARPS = MERGE_THREADS // 32
 # The driver asks that a map in the host's memory lies at a multiple of this.
 ALIGNMENT = 64
 
