@@ -8,7 +8,9 @@
 //         theirs from each other's shared memory, each thread with all its loads on their way at once. Where
 //         one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go
 //         to a workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
-//         may differ in length: `kv_lens`.
+//         may differ in length: `kv_lens`. A CTA's shared memory holds Q and a ring of K and V, D * (ROWS + 2 * STAGES * KEYS)
+//         elements. At D = 256, a tile of 32 keys leaves room for two CTAs on a multiprocessor, and two warps that have the
+//         same 16 keys share the columns of V; warpgroups have 64 keys with 64 rows, and 80 with 128.
 // Gained  in h200-2026-11-28-decode, over the fastest of SDPA's backends and the peers: with one query at 8192 keys 1.17x for one
 //         sequence, 1.06x for 8 and 1.00x for 32; with 4 queries 1.30x, 1.12x and 1.01x, with 16 1.15x, 1.22x and 0.99x; with 64
 //         1.51x for one, and 0.91 to 0.94x for 8 and 32, where flash-attn-4 is faster.
@@ -123,7 +125,7 @@ template <int KEYS, int D, int THREADS, typename T>
 __device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end, int thread) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
     static_assert(KEYS % STEP == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
-    static_assert(STEP % 4 == 0, "the swizzle has the chunk at one place of every other, or all, of these keys' rows");
+    static_assert(STEP % 4 == 0, "the swizzle has the chunk at one place of all these keys' rows, or of every other one's");
     const int chunk = thread % CHUNKS, top = thread / CHUNKS, left = end - first - top;
     const T* from = source + (first + top) * stride + 8 * chunk;
     const unsigned to = shared_address(tile + place<KEYS>(top, chunk));
