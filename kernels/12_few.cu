@@ -8,7 +8,9 @@
 //         theirs from each other's shared memory, each thread with all its loads on their way at once. Where
 //         one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go
 //         to a workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
-//         may differ in length: `kv_lens`.
+//         may differ in length: `kv_lens`. A CTA's shared memory holds Q and a ring of K and V, D * (ROWS + 2 * STAGES * KEYS)
+//         elements. At D = 256, a tile of 32 keys leaves room for two CTAs on a multiprocessor, and two warps that have the
+//         same 16 keys share the columns of V; warpgroups have 64 keys with 64 rows, and 80 with 128.
 // Gained  in h200-2026-11-28-decode, over the fastest of SDPA's backends and the peers: with one query at 8192 keys 1.17x for one
 //         sequence, 1.06x for 8 and 1.00x for 32; with 4 queries 1.30x, 1.12x and 1.01x, with 16 1.15x, 1.22x and 0.99x; with 64
 //         1.51x for one, and 0.91 to 0.94x for 8 and 32, where flash-attn-4 is faster.
@@ -16,7 +18,7 @@
 //         which two tiles of rows each pull K and V, and the products (67 %). A byte of K and V then takes 256 FLOPs: at the 904
 //         TFLOP/s of wgmma by itself 3.5 TB/s, at the 673 that flash-attn-4 reaches there 2.6. Where caches are short, the
 //         launch, the first bytes and the merge, one after the other: of one sequence 6 us with 16 queries, 11 with 64 (NOTES.md).
-#include "hopper.cuh"
+#include "jobs.cuh"
 
 struct Strides { long long batch, head, row; };  // in elements; rows are queries or keys
 
@@ -123,12 +125,12 @@ template <int KEYS, int D, int THREADS, typename T>
 __device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end, int thread) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
     static_assert(KEYS % STEP == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
-    static_assert(STEP % 8 == 0, "the swizzle has the chunk at one place of all these keys' rows");
+    static_assert(STEP % 4 == 0, "the swizzle has the chunk at one place of all these keys' rows, or of every other one's");
     const int chunk = thread % CHUNKS, top = thread / CHUNKS, left = end - first - top;
     const T* from = source + (first + top) * stride + 8 * chunk;
     const unsigned to = shared_address(tile + place<KEYS>(top, chunk));
 #pragma unroll
-    for (int key = 0; key < KEYS; key += STEP, from += STEP * stride) copy_async(to + 128 * key, from, key < left);
+    for (int key = 0; key < KEYS; key += STEP, from += STEP * stride) copy_async((to ^ key % 8 * 16) + 128 * key, from, key < left);
 }
 
 // The rows of a tile that a thread loads or stores, STEP rows apart, 16 bytes of Q or O in each. Which query and which head of
@@ -253,7 +255,9 @@ __device__ __forceinline__ void merge_cluster(const float* results, int rank, in
 template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS> struct Roles {
     static constexpr bool BY_WARPGROUPS = ROWS >= 64, IN_TURNS = TURNS && ROWS > 64;
     static constexpr int CONSUMERS = WARPS - 4 * BY_WARPGROUPS, THREADS = 32 * CONSUMERS;  // warps and threads that multiply
-    static constexpr int PARTS = 16 * CONSUMERS / ROWS, OWN_KEYS = KEYS / PARTS;
+    // A warp multiplies with 16 keys at least: where a tile has fewer for each warp, its warps share the columns of V too.
+    static constexpr int SHARES = 16 * CONSUMERS / ROWS, COLUMN_PARTS = KEYS < 16 * SHARES ? 16 * SHARES / KEYS : 1;
+    static constexpr int PARTS = SHARES / COLUMN_PARTS, OWN_KEYS = KEYS / PARTS, OWN_COLUMNS = D / COLUMN_PARTS;
     static constexpr int PIECES = 2 * STAGES, PIECE = KEYS * D;
     // Pieces that are on their way beside the one that is waited for: 64 KiB, or as many as the ring holds while both pieces
     // that are multiplied and one more stay there.
@@ -262,8 +266,12 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
     static constexpr int LAUNCH_REGISTERS = 65536 / (32 * WARPS * CTAS) / 8 * 8, PRODUCER_REGISTERS = ROWS > 128 ? 32 : 40;
     static constexpr int LEFT = (WARPS / 4 * LAUNCH_REGISTERS - PRODUCER_REGISTERS) / (CONSUMERS / 4) / 8 * 8;
     static constexpr int CONSUMER_REGISTERS = LEFT < 240 ? LEFT : 240;
-    static_assert(PARTS * ROWS == 16 * CONSUMERS && OWN_KEYS % 16 == 0, "warps share a tile evenly");
-    static_assert(!BY_WARPGROUPS || (ROWS % 64 == 0 && (OWN_KEYS == 64 || OWN_KEYS == 128)), "a warpgroup has 64 rows");
+    // A warpgroup that is launched with more registers than that keeps them.
+    static constexpr bool MOVES_REGISTERS = CONSUMER_REGISTERS > LAUNCH_REGISTERS;
+    static_assert(PARTS * COLUMN_PARTS * ROWS == 16 * CONSUMERS && OWN_KEYS % 16 == 0, "warps share a tile evenly");
+    static_assert(COLUMN_PARTS == 1 || (!BY_WARPGROUPS && OWN_COLUMNS % 64 == 0), "warps share whole blocks of columns");
+    static_assert(!BY_WARPGROUPS || (ROWS % 64 == 0 && (OWN_KEYS == 64 || OWN_KEYS == 80 || OWN_KEYS == 128)),
+                  "a warpgroup has 64 rows, and keys that a wgmma is declared for");
     static_assert(!BY_WARPGROUPS || BEHIND > 0, "the ring holds a tile that is multiplied and one that comes");
 };
 
@@ -273,6 +281,7 @@ __global__ void __launch_bounds__(32 * WARPS, CTAS)
 few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
     using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>;
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
+    constexpr int COLUMN_PARTS = R::COLUMN_PARTS, OWN_COLUMNS = R::OWN_COLUMNS;
     constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS;
     constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
     constexpr int WIDTH = Result<D>::WIDTH, LOG = Result<D>::LOG;
@@ -281,7 +290,9 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     T* q_tile = reinterpret_cast<T*>(memory);  // (ROWS / BLOCK, D / 64, BLOCK, 64)
     T* ring = q_tile + ROWS * D;               // (STAGES, K and V, D / 64, KEYS, 64)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int own = 16 * (warp % (ROWS / 16)), part = warp / (ROWS / 16);  // the warp's rows, and its part of the keys
+    // The warp's rows, its part of the keys, and its first column of O.
+    const int own = 16 * (warp % (ROWS / 16)), share = warp / (ROWS / 16);
+    const int part = COLUMN_PARTS == 1 ? share : share % PARTS, own_column = COLUMN_PARTS == 1 ? 0 : share / PARTS * OWN_COLUMNS;
 
     const int rows = problem.rows(), row_tiles = (rows + ROWS - 1) / ROWS;
     const int rank = blockIdx.x % problem.cluster, item = blockIdx.x / problem.cluster;
@@ -314,7 +325,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 
     if constexpr (BY_WARPGROUPS)
         if (warp >= R::CONSUMERS) {
-            give_registers<R::PRODUCER_REGISTERS>();
+            if constexpr (R::MOVES_REGISTERS) give_registers<R::PRODUCER_REGISTERS>();
             launch_next();
             const auto publish = [&](int piece) {  // all lanes' copies of it have come
                 publish_to_tma();
@@ -336,7 +347,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             for (int piece = max(0, 2 * tiles - R::BEHIND); piece < 2 * tiles; ++piece) publish(piece);
             return;
         } else {
-            take_registers<R::CONSUMER_REGISTERS>();
+            if constexpr (R::MOVES_REGISTERS) take_registers<R::CONSUMER_REGISTERS>();
         }
     const auto load = [&](int tile) {
         if constexpr (!BY_WARPGROUPS)
@@ -361,7 +372,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     }
 
     const float scale_log2 = problem.scale * LOG2_E;
-    float out[D / 2] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
+    float out[OWN_COLUMNS / 2] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
     int seen[2];  // keys before this one are seen by the thread's rows; `all_see` by all rows
     const int all_see = CAUSAL ? min(end, problem.seen(keys, first)) : end;
 #pragma unroll
@@ -445,7 +456,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const auto rescale = [&] {
         if (__any_sync(~0u, shrink[0] != 1 || shrink[1] != 1)) {
 #pragma unroll
-            for (int d = 0; d < D / 2; ++d) out[d] *= shrink[d / 2 % 2];
+            for (int d = 0; d < OWN_COLUMNS / 2; ++d) out[d] *= shrink[d / 2 % 2];
         }
     };
     const auto pack_probabilities = [&] {
@@ -521,7 +532,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                 finish_products<0>(out);
                 release(2 * tile - 1);
 #pragma unroll
-                for (int d = 0; d < D / 2; ++d) out[d] *= shrink[d / 2 % 2];
+                for (int d = 0; d < OWN_COLUMNS / 2; ++d) out[d] *= shrink[d / 2 % 2];
             } else {
                 finish_products<0>(out);
                 release(2 * tile - 1);
@@ -538,7 +549,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             wait_for_copies<STAGES - 2>();
             __syncthreads();  // this tile is there for all, and the one before read by all
             const T* k_tile = ring + tile % STAGES * 2 * KEYS * D;
-            const T* v_tile = k_tile + KEYS * D;
+            const T* v_tile = k_tile + KEYS * D + own_column * KEYS;
 
 #pragma unroll
             for (int n = 0; n < OWN_KEYS / 2; ++n) s[n] = 0;
@@ -559,7 +570,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 #pragma unroll
             for (int j = 0; j < OWN_KEYS / 16; ++j)
 #pragma unroll
-                for (int d = 0; d < D / 8; d += 2) {
+                for (int d = 0; d < OWN_COLUMNS / 8; d += 2) {
                     unsigned b[4];
                     const int row = part * OWN_KEYS + 16 * j + lane % 16;
                     load_matrices_transposed(b, shared_address(v_tile + place<KEYS>(row, d + lane / 16)));
@@ -582,13 +593,13 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         if constexpr (PARTS == 1) {
             factor = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
             if (lane % 4 == 0) parts[row * WIDTH + LOG] = row_sum == 0 ? -infinity() : top + log2f(row_sum);
-        } else if (lane % 4 == 0) {
+        } else if (lane % 4 == 0 && own_column == 0) {
             tops[row] = row_sum == 0 ? -infinity() : top;
             sums[row] = row_sum;
         }
 #pragma unroll
-        for (int d = 0; d < D / 8; ++d)
-            *reinterpret_cast<float2*>(parts + row * WIDTH + 8 * d + lane % 4 * 2) =
+        for (int d = 0; d < OWN_COLUMNS / 8; ++d)
+            *reinterpret_cast<float2*>(parts + row * WIDTH + own_column + 8 * d + lane % 4 * 2) =
                 make_float2(out[4 * d + 2 * half] * factor, out[4 * d + 2 * half + 1] * factor);
     }
     synchronize(1, THREADS);
@@ -647,14 +658,17 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     leave_cluster();  // nobody ends whose memory is still read
 }
 
-// The results of the clusters of each row: a warp for a row, a CTA for as many rows of a head of K and V as it has warps.
+// The results of the clusters of each row: a warp for 128 columns of a row at most, a CTA for as many of a head of K and V as it
+// has warps.
 template <typename T, int D>
 __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
     using P = Partial<D>;
-    constexpr int COLUMNS = D / 32, AT_ONCE = 8;  // neighbouring columns of a lane; results that are on their way
+    // Warps of a row; neighbouring columns of a lane; results that are on their way.
+    constexpr int WARPS = D > 128 ? D / 128 : 1, COLUMNS = D / 32 / WARPS, AT_ONCE = 8;
     struct Columns { float x[COLUMNS]; };
-    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, rows = problem.rows(), ctas = (rows + warps - 1) / warps;
-    const int row = blockIdx.x % ctas * warps + threadIdx.x / 32, head = blockIdx.x / ctas;
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, rows = problem.rows(), ctas = (WARPS * rows + warps - 1) / warps;
+    const int share = blockIdx.x % ctas * warps + threadIdx.x / 32, row = share / WARPS, head = blockIdx.x / ctas;
+    const int column = share % WARPS * 128;  // the warp's first one
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
     launch_next();
     wait_for_previous();
@@ -675,7 +689,7 @@ __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const
             const bool there = first + i < written;
             log[i] = there ? __ldcg(at + P::LOG) : -infinity();
             if constexpr (COLUMNS == 4) {
-                const float4 x = there ? __ldcg(reinterpret_cast<const float4*>(at) + lane) : make_float4(0, 0, 0, 0);
+                const float4 x = there ? __ldcg(reinterpret_cast<const float4*>(at + column) + lane) : make_float4(0, 0, 0, 0);
                 part[i] = {x.x, x.y, x.z, x.w};
             } else {
                 const float2 x = there ? __ldcg(reinterpret_cast<const float2*>(at) + lane) : make_float2(0, 0);
@@ -702,5 +716,5 @@ __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const
     struct alignas(2 * COLUMNS) Packed { unsigned x[COLUMNS / 2]; } packed;
 #pragma unroll
     for (int x = 0; x < COLUMNS; x += 2) packed.x[x / 2] = pack<T>(value[x] * inverse, value[x + 1] * inverse);
-    reinterpret_cast<Packed*>(o + problem.offset(problem.o, batch, kv_head, row))[lane] = packed;
+    reinterpret_cast<Packed*>(o + problem.offset(problem.o, batch, kv_head, row) + column)[lane] = packed;
 }

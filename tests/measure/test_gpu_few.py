@@ -30,7 +30,10 @@ def pairs(few):
     return rungs.of(ladder.rung("kernel.pairs"))
 
 
-@pytest.mark.parametrize("axes", [(64, False, "float16"), (128, True, "bfloat16")], ids=str)
+AXES = [(64, False, "float16"), (128, True, "bfloat16"), (256, False, "bfloat16"), (256, True, "float16")]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("queries", [1, 2, 5, 16, 64])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_it_passes_the_gate_at_shapes_of_decoding(few, sizes, queries, axes):
@@ -42,7 +45,10 @@ def test_it_passes_the_gate_at_shapes_of_decoding(few, sizes, queries, axes):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 4, 4, 96, 8192, 128), (1, 1, 1, 2657, 5000, 64), (1, 2, 2, 4096, 4096, 128), (2, 6, 2, 333, 1500, 128)],
+    [
+        *((1, 4, 4, 96, 8192, 128), (1, 1, 1, 2657, 5000, 64), (1, 2, 2, 4096, 4096, 128), (2, 6, 2, 333, 1500, 128)),
+        *((2, 1, 1, 8, 31064, 256), (3, 12, 1, 5, 4001, 256), (2, 6, 2, 333, 1500, 256)),
+    ],
     ids=str,
 )
 def test_chunks_that_do_not_fill_the_device_pass_the_gate_on_values_that_rise(few, sizes, causal):
@@ -55,9 +61,10 @@ def test_chunks_that_do_not_fill_the_device_pass_the_gate_on_values_that_rise(fe
 
 @pytest.mark.parametrize("split", [(1, 2), (1, 4), (1, 8), (1, 16), (3, 4)], ids=str)
 @pytest.mark.parametrize("queries", [1, 8, 16, 32, 64, 200])
-def test_clusters_of_each_size_merge_their_results(few, monkeypatch, queries, split):
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_clusters_of_each_size_merge_their_results(few, monkeypatch, head_dim, queries, split):
     monkeypatch.setattr(problem, "splits", lambda *sizes: split)
-    kernel, given = rungs.Kernel(few.rung), drawn(MODEL.resized(seq_len=queries))
+    kernel, given = rungs.Kernel(few.rung), drawn(MODEL.resized(seq_len=queries, head_dim=head_dim))
     if split[1] not in dict(kernel.prepared(*given, True).compiled.held):
         pytest.skip("such a cluster finds no place on this device")
     lengths = [1700, 3000, 5, 0]
@@ -101,7 +108,7 @@ def test_random_shapes_and_lengths_of_sequences(few):
         dtype = chance.choice(("float16", "bfloat16"))
         queries = min(queries, kv_len)
         heads = kv_heads * chance.choice((1, 2, 3, 4, 8))
-        shape = Shape(batch, heads, queries, chance.choice((64, 128)), causal, dtype, **axes)
+        shape = Shape(batch, heads, queries, chance.choice((64, 128, 256)), causal, dtype, **axes)
         given = drawn(shape, number)
         lengths = [chance.choice((0, 1, kv_len, kv_len + 9, chance.randint(0, kv_len))) for _ in range(batch)]
         output = few(*given, causal, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
@@ -123,8 +130,9 @@ def require_right(outputs, given, lengths, causal, words):
 
 
 @pytest.mark.parametrize("seq_len", [4, 100, 2500])
-def test_attend_takes_lengths_whatever_lies_behind_them_and_whether_the_kernel_serves(few, seq_len):
-    shape, lengths = MODEL.resized(seq_len=seq_len), [1700, 3000, 120, 0]
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_attend_takes_lengths_whatever_lies_behind_them_and_whether_the_kernel_serves(few, head_dim, seq_len):
+    shape, lengths = MODEL.resized(seq_len=seq_len, head_dim=head_dim), [1700, 3000, 120, 0]
     q, k, v = drawn(shape)
     for sequence, length in enumerate(lengths):
         k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
@@ -147,10 +155,15 @@ def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):
 
 
 @pytest.mark.parametrize("kv_len", [1024, 8192])
-@pytest.mark.parametrize(("name", "queries"), [("few", 1), ("few", 16), ("pairs", 64)])
-def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(request, name, queries, kv_len):
+@pytest.mark.parametrize(
+    ("name", "queries", "head_dim"),
+    [("few", 1, 128), ("few", 16, 128), ("pairs", 64, 128), ("few", 1, 256), ("few", 16, 256), ("few", 64, 256)],
+)
+def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(
+    request, name, queries, head_dim, kv_len
+):
     """What is launched early must not read what is not written yet, nor may the next call write what it still reads."""
-    given = drawn(MODEL.resized(batch=1, seq_len=queries, kv_len=kv_len))
+    given = drawn(MODEL.resized(batch=1, seq_len=queries, kv_len=kv_len, head_dim=head_dim))
     wrong = torch.zeros((), dtype=torch.int64, device=GPU)
     other = [tensor.flip(0, 1) for tensor in given]
     kernel = request.getfixturevalue(name)

@@ -343,11 +343,14 @@ def test_the_best_runs_what_the_tuning_names(two):
     assert Gate(case.windows[0], False).check(case.one.output).passed
 
 
-@pytest.mark.parametrize("axes", [{"causal": True, "kv_heads": 2, "kv_len": 777}, {"seq_len": 1, "kv_len": 3000}])
-def test_the_best_at_head_dim_256_is_lazy(axes):
+@pytest.mark.parametrize(
+    ("axes", "rung"),
+    [({"causal": True, "kv_heads": 2, "kv_len": 777}, "lazy"), ({"seq_len": 1, "kv_len": 3000}, "few")],
+)
+def test_the_best_at_head_dim_256_splits_keys_where_queries_are_few(axes, rung):
     shape, best = Shape(2, 8, 300, 256, dtype="bfloat16").resized(**axes), registry.find("kernel.best")
     served(best.call, shape)
-    assert ran(best, shape).startswith("lazy<__nv_bfloat16, 256")
+    assert ran(best, shape).startswith(f"{rung}<__nv_bfloat16, 256")
 
 
 def test_tuning_chooses_among_the_tiles_of_this_ladder(two, monkeypatch):

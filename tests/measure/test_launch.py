@@ -223,6 +223,17 @@ def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
     assert merge == (8, (48, launch.MERGE_THREADS, 0, 1), 70, [output.data_ptr(), given[4], 0])
 
 
+@pytest.mark.parametrize(("head_dim", "warps"), [(64, 1), (128, 1), (256, 2)])
+def test_a_warp_merges_128_columns_of_a_row_at_most(driver, head_dim, warps):
+    few, entry = ladder.rung("kernel.few"), SimpleNamespace(kernel=SimpleNamespace(ptr=8))
+    q, k = (torch.empty(2, heads, length, head_dim, dtype=torch.float16) for heads, length in ((6, 5), (2, 900)))
+    (tile,) = few.tiles_for(head_dim, 900, False, 15)
+    compiled = rungs._Compiled(tile, "float16", entry, "few", "sm_90a", 2, entry, ((1, 264),))
+    made = rungs._split(few, compiled, q, k, k, False, 0.5)
+    assert made.merge_ctas == 2 * 2 * -(-15 * warps // launch.MERGE_WARPS)
+    assert made.workspace_floats % (2 * 6 * 5 * (head_dim + 4)) == 0 < made.workspace_floats
+
+
 def test_maps_of_keys_and_values_follow_what_pointers_are_launched_with(driver):
     scalar, descriptions = ctypes.c_int(9), [bytes([number]) * maps.BYTES for number in (1, 2)]
     parameters = MappedPointers([scalar], 4, descriptions)

@@ -98,7 +98,7 @@ def with_stamps(source: str, rung: Rung) -> str:
     for number, before in enumerate(PHASES.values()):
         place = source.index(before, place) + len(before)
         source = f"{source[:place]} stamp({number});{source[place:]}"
-    return source.replace('#include "hopper.cuh"', f'#include "hopper.cuh"{STAMPS}', 1)
+    return source.replace('#include "jobs.cuh"', f'#include "jobs.cuh"{STAMPS}', 1)
 
 
 def _stamps(modules: list[Any]) -> Any:

@@ -41,11 +41,16 @@ SHAPES = (
     "1,32,8,2048,128/256",
     "8,32,1,8192,128/8",
     "4,12,12,4096,64/8",
+    "1,16,4,8192,256/64/16/4/1",
+    "8,16,4,8192,256/64/16/1",
+    "8,8,8,1024,256/16/1",
+    "50,12,1,13930,256/18",
 )
 # Tiles beside those of the ladder: rows, warps, keys, stages, CTAs of a multiprocessor, whether warpgroups take turns.
 OTHERS = {
     128: ((128, 12, 128, 3, 1, 0), (128, 12, 64, 6, 1, 1), (192, 16, 64, 5, 1, 0)),
     64: ((128, 12, 128, 6, 1, 0), (128, 12, 64, 12, 1, 1)),
+    256: ((16, 8, 64, 3, 1, 0), (128, 12, 64, 2, 1, 0), (128, 12, 80, 2, 1, 1)),
 }
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33)
 CASES, TOLERANCE = 40, {torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -108,7 +113,7 @@ def _at(split: Split) -> ExitStack:
 
 def _check(head_dim: int, variants: list[rungs.Kernel]) -> int:
     """Compare each variant with float64 at random cases, views and lengths; returns how many were wrong."""
-    wrong, dtype = 0, torch.bfloat16 if head_dim == 128 else torch.float16
+    wrong, dtype = 0, torch.bfloat16 if head_dim >= 128 else torch.float16
     for kernel in variants:
         chance, worst, repeats = random.Random(0), 0.0, True
         for _ in range(CASES):
@@ -170,7 +175,7 @@ def apart(sizes: tuple[int, ...], queries: int) -> Inputs:
     """Q, K and V of as many calls as the L2 can't hold together."""
     batch, heads, kv_heads, keys, head_dim = sizes
     memories = min(CALLS, 1 + math.ceil(2 * torch.cuda.get_device_properties(0).L2_cache_size / _kv_bytes(sizes)))
-    drawn = partial(torch.randn, device="cuda", dtype=torch.bfloat16 if head_dim == 128 else torch.float16)
+    drawn = partial(torch.randn, device="cuda", dtype=torch.bfloat16 if head_dim >= 128 else torch.float16)
     of_q, of_k = (batch, heads, queries, head_dim), (batch, kv_heads, keys, head_dim)
     return [(drawn(of_q), drawn(of_k), drawn(of_k)) for _ in range(memories)]
 

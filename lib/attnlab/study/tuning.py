@@ -155,14 +155,16 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
 
         Only instances count that serve this number of keys, and this layout, these heads and this scale, for any
         values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
-        these rows. If this head_dim was not tuned, the choice is the last kernel of the ladder that was
-        chosen at another head_dim and serves the shape; `latency_us` is then of the other head_dim.
+        these rows. If this head_dim was not tuned, the choice is the last kernel of the ladder that was chosen at another
+        head_dim and serves the shape, and splits keys only where they may be split; `latency_us` is then of the other
+        head_dim.
 
         Raises:
             UserError: there is none, or a kernel changed since.
         """
         shape = shape.plain
-        for splits in (True, False) if packed_rows(shape, self.multiprocessors) else (False,):
+        kinds = (True, False) if packed_rows(shape, self.multiprocessors) else (False,)
+        for splits in kinds:
             kind = (shape.head_dim, shape.causal, splits)
             alike = [near for at, near in self.at.items() if (at.head_dim, at.causal, at.rows > 0) == kind]
             for near in sorted(alike, key=lambda near: near[0].distance(shape)):
@@ -174,7 +176,8 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
                     return chosen if tile in tiles else chosen.model_copy(update={"tile": tiles[0].name})
         is_tuned = any(at.head_dim == shape.head_dim for at in self.at)
         elsewhere = {} if is_tuned else {choice.rung: choice for choice in self.choices}
-        for rung in reversed([rung for rung in self._ladder[0] if rung.name in elsewhere]):
+        able = [rung for rung in self._ladder[0] if rung.name in elsewhere and rung.splits_keys in kinds]
+        for rung in reversed(able):
             for tile in rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows):
                 here = place(shape, self.multiprocessors)._asdict() | {"tile": tile.name}
                 chosen = elsewhere[rung.name].model_copy(update=here)

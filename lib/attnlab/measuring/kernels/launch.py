@@ -14,9 +14,11 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 
 Addresses = tuple[int, ...]
-# Threads of a CTA that merges partial results, as its source says (`__launch_bounds__`); each warp merges a row's.
+# Threads of a CTA that merges partial results, as its source says (`__launch_bounds__`); each warp merges at most 128 columns
+# of a row.
 MERGE_THREADS = 128
-MERGE_ROWS = MERGE_THREADS // 32
+MERGE_COLUMNS = 128
+MERGE_WARPS = MERGE_THREADS // 32
 # The driver asks that a map in the host's memory is at a multiple of this.
 ALIGNMENT = 64
 

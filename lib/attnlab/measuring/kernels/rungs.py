@@ -15,7 +15,8 @@ from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measuring.kernels import maps
 from attnlab.measuring.kernels.launch import (
-    MERGE_ROWS,
+    MERGE_COLUMNS,
+    MERGE_WARPS,
     Launch,
     MappedPointers,
     Maps,
@@ -316,7 +317,7 @@ def _split(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, cau
         partial(_failure, rung, tile, compiled.expression),
         PAIR if rung.paired else packing.cluster,
         compiled.merge.kernel.ptr,
-        all_kv_heads * math.ceil(of_head / MERGE_ROWS),
+        all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / MERGE_WARPS),
         rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0,
         batch,
     )

@@ -65,8 +65,8 @@ CHUNKS = [
 """Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of more don't fill
 the device."""
 PLACES = dict.fromkeys((64, 128), (DENSE, [*FEW, *CHUNKS]))
-PLACES[256] = [*product(HEADS, (120, 376, 1016, 4088))], [FEW[0], FEW[2], CHUNKS[0], CHUNKS[3]]
-"""By head_dim. One kernel serves 256, so that there is little to choose."""
+PLACES[256] = [*product(HEADS, (120, 376, 1016, 4088))], [*FEW, *CHUNKS[:4]]
+"""By head_dim. One kernel serves as many queries as keys at 256, so that there is little to choose."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
     for head_dim, (dense, _) in PLACES.items()
