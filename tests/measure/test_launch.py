@@ -169,7 +169,7 @@ def test_an_address_that_tma_can_not_use_is_refused(driver):
 def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
     """Maps are made for them as for others, so that it is the launch that refuses them."""
     addresses = []
-    for encode in ("contiguous", "strided"):
+    for encode in ("contiguous", "strided", "ragged"):
         monkeypatch.setattr(maps, encode, lambda tensor, address, rows: addresses.append(address) or b"")
     memory = torch.zeros(Q.numel() + 8, dtype=Q.dtype)
     for rung in (rung for rung in ladder.load() if rung.arguments == "tensor maps"):

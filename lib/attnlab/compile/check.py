@@ -32,6 +32,7 @@ PASSED = {
     ("tensor maps", "plain"): (128,) * 4 + (4,),
     ("tensor maps", "scaled problem"): (128,) * 4 + (140, 64),
     ("tensor maps", "problem"): (128,) * 4,
+    ("tensor maps", "ragged"): (128,) * 4 + (32,),
 }
 """The bytes with which a kernel's parameters begin, by `arguments` and `parameters` of its entry; the first that fit
 count."""
@@ -139,7 +140,8 @@ def build(rung: Rung, architecture: str) -> Build:
     """Every instance of a rung, compiled for one architecture, or as it was when nothing has changed since."""
     # Tiles that differ only in where they are used share an instance.
     merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
-    expressions = list(dict.fromkeys(filter(None, (*(expression for *_, expression in _instances(rung)), *merges))))
+    named = (*(expression for *_, expression in _instances(rung)), *merges, *map(rung.deal_expression, MASKS))
+    expressions = list(dict.fromkeys(filter(None, named)))
     asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), expressions)
     key = hashlib.sha256(Path(nvrtc.__file__).read_bytes() + repr(asked).encode()).hexdigest()
     path = paths.kernels() / CACHE / f"{rung.name}-{architecture}.json"
