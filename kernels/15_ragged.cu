@@ -25,7 +25,7 @@ struct alignas(16) Pass {
     int first_block, last_block;  // the first one below 0 where blocks don't come out even
     int member;                   // which of the heads that share K and V; -1: a block of each
     int kv_head;                  // -1: there is no pass
-    int unused[2];
+    int unused[2];  // (parts of 16 bytes are read at once)
     __device__ __forceinline__ int blocks() const { return last_block + 1 - max(first_block, 0); }
     // The key behind the last one that the first query sees, and that of the first block.
     __device__ __forceinline__ int earlier() const { return member < 0 ? keys : keys - queries; }
@@ -113,7 +113,7 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
     }
     if (lane == 31) sums[warp] = sum;
     __syncthreads();
-    for (unsigned other = 0; other < warp; ++other) sum += sums[other];
+    sum += __reduce_add_sync(~0u, lane < warp ? sums[lane] : 0);
     begins[threadIdx.x] = sum - count;
     if (threadIdx.x == DEALERS - 1) {
         schedule->passes = min(sum, dealing.room) * dealing.kv_heads;
@@ -127,8 +127,9 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
         for (unsigned having = __ballot_sync(~0u, own_count); having; having &= having - 1) {
             const int of = __ffs(having) - 1;
             Pass listed;
-            int* const words = reinterpret_cast<int*>(&listed);
-            for (int i = 0; i < 12; ++i) words[i] = __shfl_sync(~0u, reinterpret_cast<const int*>(&pass)[i], of);
+            for (int i = 0; i < 9; ++i)  // fields, of which kv_head is not known yet
+                reinterpret_cast<int*>(&listed)[i] = __shfl_sync(~0u, reinterpret_cast<const int*>(&pass)[i], of);
+            listed.kv_head = -1;
             const int its = __shfl_sync(~0u, own_count, of), at = __shfl_sync(~0u, begin, of);
             const int blocks = listed.last_block, members = listed.member < 0 ? 1 : dealing.sharing;
             for (int i = lane; i < its && at + i < dealing.room; i += 32) {
@@ -136,8 +137,7 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
                 if (listed.member >= 0) listed.member = i - group * members;
                 listed.first_block = CAUSAL ? blocks - (group + 1) * dealing.pass_blocks : group * dealing.pass_blocks;
                 listed.last_block = min(listed.first_block + dealing.pass_blocks, blocks) - 1;
-                for (int part = 0; part < 3; ++part)
-                    reinterpret_cast<int4*>(passes + at + i)[part] = reinterpret_cast<const int4*>(&listed)[part];
+                passes[at + i] = listed;
             }
         }
     }
@@ -211,9 +211,10 @@ template <typename P, bool CAUSAL> struct Dealer {
             if (open) {
                 const int of_all = problem.kv_heads.quotient(index);
                 const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
-                for (int part = 0; part < 3; ++part) reinterpret_cast<int4*>(&pass)[part] = __ldcg(from + part);
-                open = pass.blocks() < P::CONSUMERS;
-                pass.kv_head = index - of_all * problem.kv_heads.by;
+                const int4 lengths = __ldcg(from), more = __ldcg(from + 1);
+                pass = {lengths.x, lengths.y, lengths.z, lengths.w, more.x, more.y, more.z, more.w, __ldcg(from + 2).x,
+                        index - of_all * problem.kv_heads.by};
+                open = more.w + 1 - max(more.z, 0) < P::CONSUMERS;
             } else {
                 pass.kv_head = -1;
             }
