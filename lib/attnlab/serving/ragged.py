@@ -144,9 +144,9 @@ def _each(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: b
     """SDPA of one packed sequence after the other; rows of no sequence are 0."""
     output = torch.zeros_like(q)
     queries, keys = (
-        pairwise(min(max(end, 0), len(tensor)) for end in ends.tolist()) for ends, tensor in ((cu_q, q), (cu_k, k))
+        [min(max(end, 0), most) for end in ends.tolist()] for ends, most in ((cu_q, len(q)), (cu_k, len(k)))
     )
-    for (first, end), (first_key, end_key) in zip(queries, keys, strict=True):
+    for (first, end), (first_key, end_key) in zip(pairwise(queries), pairwise(keys), strict=True):
         if first < end:
             parts = (q[first:end], k[first_key:end_key], v[first_key:end_key])
             found = masked(*(part.transpose(0, 1).unsqueeze(0) for part in parts), None, causal, scale)
