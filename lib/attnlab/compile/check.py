@@ -31,8 +31,8 @@ PASSED = {
     ("pointers", "plain"): (8,) * 4,
     ("tensor maps", "plain"): (128,) * 4 + (4,),
     ("tensor maps", "scaled problem"): (128,) * 4 + (140, 64),
-    ("tensor maps", "problem"): (128,) * 4,
     ("tensor maps", "ragged"): (128,) * 4 + (32,),
+    ("tensor maps", "problem"): (128,) * 4,
 }
 """The bytes with which a kernel's parameters begin, by `arguments` and `parameters` of its entry; the first that fit
 count."""
