@@ -87,7 +87,7 @@ class Batch:
             if self.padded:
                 size = max(lengths) + longer[min(number, 1)]
                 order = some.choice(((0, 1, 2, 3), (0, 2, 1, 3)))
-                shape = (len(lengths), size, heads, self.head_dim)
+                shape: tuple[int, ...] = (len(lengths), size, heads, self.head_dim)
                 memory = torch.full([shape[i] for i in order], torch.nan, dtype=self.dtype, device=GPU)
                 tensor = memory.permute(order)  # (sequences, tokens, heads, head_dim) in another order in memory
                 places = [tensor[i, :n] for i, n in enumerate(lengths)]
@@ -114,7 +114,7 @@ class Batch:
         q, k, v = self.tensors
         if self.padded:
             return ragged.padded(q, k, v, self.causal, self.scale, *self.lengths)
-        views = [tensor.unsqueeze(0).transpose(1, 2) for tensor in (q, k, v)]
+        views = ragged.by_head(q, k, v)
         launch: Any = ragged._prepared(*views, self.causal, self.scale).launch
         output: Tensor = launch.packed(*views, *self.lengths)
         return output.transpose(1, 2).squeeze(0)
@@ -237,7 +237,7 @@ def cases() -> None:
     others = 0
     for rung in (ladder.rung(rungs.RAGGED),):
         for tile in rung.tiles:
-            ragged.kernel = partial(rungs.kernel, rung, tile)
+            vars(ragged)["kernel"] = partial(rungs.kernel, rung, tile)
             for seed in range(40):
                 ragged._launches.clear()
                 batch = drawn(1000 + seed)
@@ -248,10 +248,20 @@ def cases() -> None:
             print(f"tile {tile.name or tile.head_dim}: {others} wrong of its 40 and those before", flush=True)
 
 
+def ends_of(*lengths: int) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=GPU)
+
+
+def of_each(function: Callable[[Any], Tensor], each: Iterable[Any] = range(3)) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V by a function of each of three."""
+    q, k, v = map(function, each)
+    return q, k, v
+
+
 def graph() -> None:
     some, room = random.Random(5), 6000
     q, k, v = (torch.randn(room, heads, 128, dtype=torch.bfloat16, device=GPU) for heads in (8, 2, 2))
-    ends = [torch.zeros(13, dtype=torch.int32, device=GPU) for _ in range(2)]
+    ends = (torch.zeros(13, dtype=torch.int32, device=GPU), torch.zeros(13, dtype=torch.int32, device=GPU))
     for causal in (False, True):
         attnlab.attend_ragged(q, k, v, *ends, causal)
         captured = torch.cuda.CUDAGraph()
@@ -261,7 +271,7 @@ def graph() -> None:
         for _ in range(20):
             lengths = [[some.choice((0, 1, some.randint(1, 450))) for _ in range(12)] for _ in range(2)]
             for own, lens in zip(ends, lengths, strict=True):
-                own.copy_(torch.tensor([0, *accumulate(lens)], dtype=torch.int32))
+                own.copy_(ends_of(*lens))
             captured.replay()
             eager = attnlab.attend_ragged(q, k, v, *ends, causal)
             used = sum(lengths[0])
@@ -269,7 +279,7 @@ def graph() -> None:
             parts = []
             for (first, end), (first_key, end_key) in zip(*(pairwise(own.tolist()) for own in ends), strict=True):
                 mine = (q[first:end], k[first_key:end_key], v[first_key:end_key])
-                both = (torch.tensor([0, len(part)], dtype=torch.int32, device=GPU) for part in mine[:2])
+                both = ends_of(len(mine[0])), ends_of(len(mine[1]))
                 parts.append(attnlab.attend_ragged(*mine, *both, causal) if len(mine[1]) else torch.zeros_like(mine[0]))
             alone += torch.equal(torch.cat(parts), eager[:used])
         print(f"causal={causal}: {equal} of 20 replays as eager, {alone} of 20 as each sequence alone", flush=True)
@@ -318,8 +328,8 @@ def packed_calls(
     q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool
 ) -> Iterable[tuple[str, Callable[[], Any]]]:
     """Calls of everything that takes packed sequences ``(tokens, heads, head_dim)``."""
-    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=GPU)
-    views = [tensor.unsqueeze(0).transpose(1, 2) for tensor in (q, k, v)]
+    ends = ends_of(*lengths)
+    views = ragged.by_head(q, k, v)
     rung = ladder.rung(rungs.RAGGED)
     for tile in rung.tiles:
         if tile.head_dim == q.shape[2] and ladder.MASKS[causal] in tile.masks:
@@ -342,10 +352,11 @@ def times() -> None:
         q, k, v = (draw(tokens, 16, 128) for _ in range(3))
         timed(packed_calls(q, k, v, lengths, causal), f"32 sequences, {tokens} tokens, causal={causal}:")
         equal = round((sum(n * n for n in lengths) / 32) ** 0.5)
-        dense = [draw(32, equal, 16, 128) for _ in range(3)]
-        rows = [tensor.flatten(0, 1) for tensor in dense]
-        lazy = partial(best.Best(), *(tensor.transpose(1, 2) for tensor in dense), causal)
-        both = [("best", lazy), *packed_calls(*rows, [equal] * 32, causal)]
+        dense = of_each(lambda _: draw(32, equal, 16, 128))  # noqa: B023
+        rows = of_each(lambda tensor: tensor.flatten(0, 1), dense)
+        views = of_each(lambda tensor: tensor.transpose(1, 2), dense)
+        lazy = partial(best.Best(), *views, causal)
+        both: list[tuple[str, Callable[[], Any]]] = [("best", lazy), *packed_calls(*rows, [equal] * 32, causal)]
         timed(both, f"32 sequences of {equal} tokens, the same work, causal={causal}:")
     for batch, heads, seq_len, head_dim, causal in (
         (32, 8, 512, 64, False),
@@ -355,10 +366,10 @@ def times() -> None:
         (4, 16, 4096, 128, True),
         (1, 16, 16384, 128, True),
     ):
-        dense = [draw(batch, seq_len, heads, head_dim) for _ in range(3)]
-        views = [tensor.transpose(1, 2) for tensor in dense]
-        rows = [tensor.flatten(0, 1) for tensor in dense]
-        named = [
+        dense = of_each(lambda _: draw(batch, seq_len, heads, head_dim))  # noqa: B023
+        views = of_each(lambda tensor: tensor.transpose(1, 2), dense)
+        rows = of_each(lambda tensor: tensor.flatten(0, 1), dense)
+        named: list[tuple[str, Callable[[], Any]]] = [
             ("best", partial(best.Best(), *views, causal)),
             ("padded", partial(ragged.kernel(), *views, causal)),
         ]

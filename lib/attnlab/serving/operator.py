@@ -72,7 +72,7 @@ def _define(name: str, options: str, forward: Callable[..., Tensor]) -> None:
     @register_flop_formula(operator)
     def flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
         if len(q) == 3:
-            q, k, v = ((1, shape[1], shape[0], shape[2]) for shape in (q, k, v))
+            q, k, v = (torch.Size((1, shape[1], shape[0], shape[2])) for shape in (q, k, v))
         every = q[:-2]  # a key's head is multiplied with each query's that shares it; PyTorch 2.11 refuses to count so
         return sdpa_flop_count(q, (*every, *k[-2:]), (*every, *v[-2:]))
 

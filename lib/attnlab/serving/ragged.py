@@ -85,11 +85,17 @@ def packed(
     """`attend_ragged` where nothing is traced."""
     if is_plain(q, k, v) and not context.needs_gradients(q, k, v):
         with suppress(Unsupported, UserError):
-            given = [tensor.unsqueeze(0).transpose(1, 2) for tensor in context.autocast(q, k, v)]
+            given = by_head(*context.autocast(q, k, v))
             launch: Any = _prepared(*given, causal, scale).launch
             output: Tensor = launch.packed(*given, cu_q.to(torch.int32), cu_k.to(torch.int32))
             return output.transpose(1, 2).squeeze(0)
     return _each(q, k, v, cu_q, cu_k, causal, scale)
+
+
+def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed tensors as one sequence ``(1, heads, tokens, head_dim)``."""
+    q, k, v = (tensor.unsqueeze(0).transpose(1, 2) for tensor in (q, k, v))
+    return q, k, v
 
 
 def padded(
@@ -148,8 +154,8 @@ def _each(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: b
     )
     for (first, end), (first_key, end_key) in zip(pairwise(queries), pairwise(keys), strict=True):
         if first < end:
-            parts = (q[first:end], k[first_key:end_key], v[first_key:end_key])
-            found = masked(*(part.transpose(0, 1).unsqueeze(0) for part in parts), None, causal, scale)
+            parts = by_head(q[first:end], k[first_key:end_key], v[first_key:end_key])
+            found = masked(*parts, None, causal, scale)
             output[first:end] = found.squeeze(0).transpose(0, 1)
     return output
 
