@@ -324,6 +324,16 @@ def test_packed_sequences_of_any_number_are_launched_by_one_preparation(ragged):
     assert len(seen) == 4
 
 
+def test_packed_sequences_are_prepared_once_for_any_number_of_tokens(monkeypatch):
+    made, kernel = [], rungs.Kernel(ladder.rung("kernel.ragged"))
+    monkeypatch.setattr(kernel, "prepare", lambda *given: made.append(given) or len(made))
+    for tokens, expected in ((700, 1), (900, 1), (1, 2)):  # the stride of one row says nothing
+        q = torch.zeros(tokens, 2, 64).half().unsqueeze(0).transpose(1, 2)
+        assert kernel.packed(q, q, q, True, None) == expected
+    by_head = torch.zeros(1, 2, 700, 64).half()  # O has other strides at each number of tokens
+    assert [kernel.packed(by_head[:, :, :tokens], q, q, True, None) for tokens in (700, 600)] == [3, 4]
+
+
 @pytest.mark.parametrize("q", [view for view, _ in VIEWS.values()], ids=VIEWS)
 def test_the_output_lies_as_the_queries_do_and_densely(driver, q):
     output = prepared(mapped())(q, q, q)

@@ -31,7 +31,6 @@ from attnlab.measuring.peers import flash4
 from attnlab.measuring.subjects import outputs
 from attnlab.serving import ragged
 from attnlab.study import ladder
-from attnlab.study.ladder import Rung, Tile
 
 GPU = torch.device("cuda")
 LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270}
@@ -115,7 +114,7 @@ class Batch:
         if self.padded:
             return ragged.padded(q, k, v, self.causal, self.scale, *self.lengths)
         views = ragged.by_head(q, k, v)
-        launch: Any = ragged._prepared(*views, self.causal, self.scale).launch
+        launch: Any = ragged.kernel().packed(*views, self.causal, self.scale).launch
         output: Tensor = launch.packed(*views, *self.lengths)
         return output.transpose(1, 2).squeeze(0)
 
@@ -239,13 +238,12 @@ def cases() -> None:
         for tile in rung.tiles:
             vars(ragged)["kernel"] = partial(rungs.kernel, rung, tile)
             for seed in range(40):
-                ragged._launches.clear()
                 batch = drawn(1000 + seed)
                 batch.head_dim, batch.causal = tile.head_dim, ladder.MASKS[True] in tile.masks and batch.causal
                 if ladder.MASKS[batch.causal] not in tile.masks:
                     batch.causal = True
                 others += not check(batch, seed)
-            print(f"tile {tile.name or tile.head_dim}: {others} wrong of its 40 and those before", flush=True)
+            print(f"tile {tile.name} {tile.head_dim}: {others} wrong of its 40 and those before", flush=True)
 
 
 def ends_of(*lengths: int) -> Tensor:
@@ -318,12 +316,6 @@ def timed(named: Iterable[tuple[str, Callable[[], Any]]], title: str, calls: int
     print(title, "  ".join(f"{name} {median(own):.1f}" for name, own in took.items()), flush=True)
 
 
-def by_tile(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, causal: bool) -> Tensor:
-    launch: Any = rungs.kernel(rung, tile).prepared(q, k, v, causal).launch
-    output: Tensor = launch.packed(q, k, v, ends, ends)
-    return output
-
-
 def packed_calls(
     q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool
 ) -> Iterable[tuple[str, Callable[[], Any]]]:
@@ -333,7 +325,8 @@ def packed_calls(
     rung = ladder.rung(rungs.RAGGED)
     for tile in rung.tiles:
         if tile.head_dim == q.shape[2] and ladder.MASKS[causal] in tile.masks:
-            yield f"ragged:{tile.name or tile.head_dim}", partial(by_tile, rung, tile, *views, ends, causal)
+            kernel = rungs.kernel(rung, tile)
+            yield f"ragged:{tile.name}", partial(rungs._packed, kernel, *views, causal, tuple(lengths))
     yield "flash4", partial(flash4.flash4_ragged, *views, causal, tuple(lengths))
     with suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn

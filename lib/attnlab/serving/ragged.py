@@ -1,6 +1,5 @@
 """Sequences of unlike lengths, packed or padded: by the kernel that is for them, and by SDPA where it doesn't serve."""
 
-from collections.abc import Hashable
 from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
@@ -13,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base.errors import UserError
 from attnlab.measuring.kernels import rungs
-from attnlab.measuring.kernels.rungs import RAGGED, Kernel, Prepared
+from attnlab.measuring.kernels.rungs import RAGGED, Kernel
 from attnlab.measuring.subjects import oracle
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.serving import calls, context
@@ -86,7 +85,7 @@ def packed(
     if is_plain(q, k, v) and not context.needs_gradients(q, k, v):
         with suppress(Unsupported, UserError):
             given = by_head(*context.autocast(q, k, v))
-            launch: Any = _prepared(*given, causal, scale).launch
+            launch: Any = kernel().packed(*given, causal, scale).launch
             output: Tensor = launch.packed(*given, cu_q.to(torch.int32), cu_k.to(torch.int32))
             return output.transpose(1, 2).squeeze(0)
     return _each(q, k, v, cu_q, cu_k, causal, scale)
@@ -158,21 +157,3 @@ def _each(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: b
             found = masked(*parts, None, causal, scale)
             output[first:end] = found.squeeze(0).transpose(0, 1)
     return output
-
-
-# A launch doesn't depend on the number of tokens, which is another one at each step of a server.
-_launches: dict[Hashable, Prepared] = {}
-
-
-def _prepared(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-    """The launch for packed tensors ``(1, heads, tokens, head_dim)`` of such strides, which is kept."""
-    shapes = [(tensor.shape[1], tensor.shape[3], tensor.shape[2] > 1, tensor.stride()) for tensor in (q, k, v)]
-    # O is in the order of Q: where heads lie apart, by how much is up to the number of tokens.
-    apart = q.shape[2] if q.stride(1) > q.stride(2) else 0
-    key = (*shapes, apart, q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(), causal, scale)
-    found = _launches.get(key)
-    if found is None:
-        if len(_launches) >= rungs.KEPT:
-            _launches.clear()
-        found = _launches[key] = kernel().prepare(q, k, v, causal, scale)
-    return found

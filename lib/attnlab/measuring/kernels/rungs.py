@@ -146,6 +146,15 @@ class Kernel(Launcher):
         dtype, tile = _served(self.rung, q, k, v, causal, scale)
         return self._ready(dtype, tile, q, k, v, causal, scale)
 
+    def packed(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+        """The launch for packed sequences ``(1, heads, tokens, head_dim)``, which is kept for any number of tokens."""
+        shapes = [(tensor.shape[1], tensor.shape[3], tensor.shape[2] > 1, tensor.stride()[1:]) for tensor in (q, k, v)]
+        # O is in the order of Q: where heads lie apart, by how much is up to the number of tokens.
+        apart = q.shape[2] if q.stride(1) > q.stride(2) else 0
+        key = (*shapes, apart, q.dtype, k.dtype, v.dtype, *map(Tensor.get_device, (q, k, v)), causal, scale)
+        found = self._prepared.get(key)
+        return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
+
     def _ready(
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     ) -> Prepared:
@@ -281,7 +290,7 @@ def named(name: str, kernel: Kernel) -> Implementation:
 def _packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
     """A kernel of sequences of unlike lengths on some that lie end to end."""
     ends = offsets(sequences, q.device, torch.int32)
-    launch: Any = kernel.prepared(q, k, v, causal).launch
+    launch: Any = kernel.packed(q, k, v, causal, None).launch
     output: Tensor = launch.packed(q, k, v, ends, ends)
     return output
 
