@@ -76,10 +76,6 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-// Lets the next kernel of the stream be launched.
-__device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Returns once the kernel before has ended and what it wrote is there.
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The CTAs of a cluster wait for each other; what each wrote to its shared memory is there for all.
 __device__ __forceinline__ void synchronize_cluster() {

@@ -87,6 +87,13 @@ __device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.
 // What this thread wrote to shared memory, TMA and wgmma may read after the next barrier.
 __device__ __forceinline__ void publish_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Launches that overlap (programmatic dependent launch) ---------------------------------------------------------------
+
+// Lets the next kernel of the stream be launched.
+__device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Returns once the kernel before has ended and what it wrote is there.
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // Warpgroups ----------------------------------------------------------------------------------------------------------
 
 template <int REGISTERS> __device__ __forceinline__ void give_registers() {

@@ -90,7 +90,19 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
     }
 };
 
-template <typename P> struct SharedStorage {
+// A job as its consumer finds it.
+struct Job {
+    static constexpr bool RAGGED = false;  // whether each job has keys of its own
+    int head;            // and its batch, packed
+    int diagonal;        // the last key that its first query may see
+    int tiles;           // that it sees; none: the end
+    int pipeline_state;  // of its first tile in the ring, packed
+    int idle_turns;      // to be passed on before it
+    int round;           // of its pass, counted from 0
+    int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
+};
+
+template <typename P, typename J = Job> struct SharedStorage {
     unsigned char query[P::CONSUMERS][P::BUFFERS][P::QUERY_BYTES];  // of a job and of the next; then their O
     unsigned char ring[P::STAGES][P::STAGE_BYTES];         // K, V and ones of a tile
     unsigned long long query_full[P::CONSUMERS][P::BUFFERS], query_empty[P::CONSUMERS][P::BUFFERS];
@@ -103,16 +115,7 @@ template <typename P> struct SharedStorage {
         float row_sum[P::CONSUMERS][64];           // of a job that has ended
         alignas(128) unsigned short ones[16][64];  // behind a single tile: 16 rows, more columns than are read
     };
-    // The job whose Q is in `query`.
-    struct Job {
-        int head;            // and its batch, packed
-        int diagonal;        // the last key that its first query may see
-        int tiles;           // that it sees; none: the end
-        int pipeline_state;  // of its first tile in the ring, packed
-        int idle_turns;      // to be passed on before it
-        int round;           // of its pass, counted from 0
-        int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
-    } jobs[P::CONSUMERS][P::BUFFERS];
+    J jobs[P::CONSUMERS][P::BUFFERS];  // whose Q is in `query`
 };
 
 // The stage of a ring, and the parity of the phase in which it is filled, in one register.
@@ -200,6 +203,7 @@ template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int co
 // the last round are split into shares, as far as there are CTAs. Under the mask heads are scheduled in sections, the longest
 // passes of each first.
 template <typename P, bool CAUSAL> struct TileScheduler {
+    static constexpr int UNROLLED = CAUSAL ? 1 : 2;  // loads of a tile: under the mask, registers don't last
     Problem problem;
     int heads, blocks, passes_per_head, passes;
     __device__ __forceinline__ TileScheduler(const Problem& problem)
@@ -271,6 +275,13 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     __device__ __forceinline__ int first_user(int tile, int first_block) const {
         return CAUSAL ? max(max(first_block, 0), (P::KEYS * tile - problem.earlier) >> 6) : first_block;
     }
+    // Loads 64 columns of a tile of K or V.
+    __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, int column, int tile, int kv_head,
+                                              unsigned barrier) const {
+        load_box(to, map, column, P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, barrier);
+    }
+    // Called when a tile of a pass is under way.
+    __device__ __forceinline__ void look_ahead(int, int) const {}
     // Which of a pass's jobs, from the longest on, is scheduled as number `index`: row by row of consumers, to and fro.
     __device__ __forceinline__ static int job_order(int index) {
         const int row = index / P::CONSUMERS;
@@ -278,11 +289,12 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     }
 };
 
-template <typename P, bool CAUSAL>
-__device__ __forceinline__ void init_barriers(SharedStorage<P>& smem, const Problem& problem) {
+// `skips()`: whether a consumer may have less to do in a pass than another.
+template <typename P, typename J, typename Skips>
+__device__ __forceinline__ void init_barriers(SharedStorage<P, J>& smem, const Skips& skips) {
     if (threadIdx.x < 128) smem.thread_ids[threadIdx.x] = threadIdx.x;
     if (threadIdx.x == 0) {
-        smem.passes_begun = TileScheduler<P, CAUSAL>::skips(problem) ? 0 : 0x7fffffff;
+        smem.passes_begun = skips() ? 0 : 0x7fffffff;
         for (int i = 0; i < 2 * P::BUFFERS * P::CONSUMERS; ++i) init_barrier(shared_address(smem.query_full) + 8 * i, 1);
         for (int i = 0; i < 2 * P::STAGES; ++i) {
             init_barrier(shared_address(smem.full) + 8 * i, 1);
@@ -293,10 +305,15 @@ __device__ __forceinline__ void init_barriers(SharedStorage<P>& smem, const Prob
     __syncthreads();
 }
 
+template <typename P, bool CAUSAL>
+__device__ __forceinline__ void init_barriers(SharedStorage<P>& smem, const Problem& problem) {
+    init_barriers(smem, [&] { return TileScheduler<P, CAUSAL>::skips(problem); });
+}
+
 // Lets the consumers begin a pass whose first K is on its way, once all tiles before it have come: to a consumer that skipped
 // them, the barrier of a stage that still waits for one of them would say that the tile after it is there.
-template <typename P>
-__device__ __forceinline__ void begin_pass(SharedStorage<P>& smem, const PipelineState<P::STAGES>& state, int round) {
+template <typename P, typename J>
+__device__ __forceinline__ void begin_pass(SharedStorage<P, J>& smem, const PipelineState<P::STAGES>& state, int round) {
 #pragma unroll 1
     for (int stage = 0; stage < P::STAGES; ++stage) {
         const unsigned full = shared_address(smem.full[stage]), phase = state.phase() ^ (stage >= state.index());
@@ -307,9 +324,9 @@ __device__ __forceinline__ void begin_pass(SharedStorage<P>& smem, const Pipelin
 }
 
 // One thread of the producer loads K and V of all passes, tile after tile.
-template <typename P, bool CAUSAL>
-__device__ __forceinline__ void load_tiles(SharedStorage<P>& smem, const TileScheduler<P, CAUSAL>& scheduler,
-                                           const TensorMap& k, const TensorMap& v) {
+template <typename P, typename J, typename Scheduler>
+__device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler& scheduler, const TensorMap& k,
+                                           const TensorMap& v) {
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
     const bool skips = scheduler.skips(scheduler.problem);
     PipelineState<P::STAGES> state;
@@ -320,20 +337,21 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P>& smem, const TileSch
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
             const int users = last_block + 1 - scheduler.first_user(tile, first_block);
-#pragma unroll(CAUSAL ? 1 : 2)  // under the mask, registers don't last
+#pragma unroll(Scheduler::UNROLLED)
             for (int i = 0; i < 2; ++i) {
                 const TensorMap& map = i ? v : k;
                 const unsigned barrier = 8 * (2 * state.index() + i);
                 wait(empty + barrier, state.phase() ^ 1);
                 arrive_expecting(full + barrier, P::TILE_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
-                    load_box(shared_address(smem.ring[state.index()]) + i * P::TILE_BYTES + c * P::KEYS * 128, map, 64 * c,
-                             P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, full + barrier);
+                    scheduler.load_keys(shared_address(smem.ring[state.index()]) + i * P::TILE_BYTES + c * P::KEYS * 128, map,
+                                        64 * c, tile, kv_head, full + barrier);
                 // In place of those that won't come.
                 if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
                 if (skips && tile + i == 0) begin_pass<P>(smem, state, round);
             }
             state.advance();
+            scheduler.look_ahead(tile, tiles);
         }
     }
 }
@@ -443,13 +461,29 @@ struct RowState {
     }
 };
 
+// What a consumer asks of its problem. One of another type says the same in functions of the same names (15_ragged.cu).
+// The tiles of the first job, where no job says its own.
+template <typename P> __device__ __forceinline__ int tiles_of_all(const Problem& problem) {
+    return (problem.keys + P::KEYS - 1) / P::KEYS;
+}
+// The keys of a job.
+__device__ __forceinline__ int keys_of(const Problem& problem, const Job&) { return problem.keys; }
+// Whether a row of a job sees no key.
+template <bool CAUSAL> __device__ __forceinline__ bool sees_nothing(const Job&, int) { return false; }
+// 64 columns of a job's O leave.
+__device__ __forceinline__ void store_rows(const Problem& problem, const TensorMap& o, int column, const Job& job,
+                                           unsigned from) {
+    store_box(o, column, job.diagonal - problem.last_key, job.head & 0xFFFF, job.head >> 16, from);
+}
+
 // A consumer warpgroup: while a tile's scores are computed, the tile before is multiplied by V, also where the two are of
 // different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
 // to be multiplied by `rescale`, TIMES times; `begin` is true for the first job's first tile, and `recompute()` computes the
 // scores once more.
-template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename Softmax>
-__device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap& o, const Problem& problem,
+template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename J, typename AnyProblem, typename Softmax>
+__device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorMap& o, const AnyProblem& problem,
                                         const Softmax& softmax) {
+    constexpr bool RAGGED = J::RAGGED;
     constexpr int D = P::D, KEYS = P::KEYS, BUFFERS = P::BUFFERS, WIDTH = P::ROUNDED ? D / 2 + 4 : D / 2;
     take_registers<P::CONSUMER_REGISTERS>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
@@ -462,12 +496,12 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
     unsigned job = 0;  // counted from 0: its Q is in buffer `job % BUFFERS`
     RowState rows;
     Scores<P, CAUSAL> scores;
-    scores.tile = 0, scores.keys = problem.keys;
+    scores.tile = 0, scores.keys = RAGGED ? 0 : keys_of(problem, smem.jobs[0][0]);
     float out[WIDTH];  // with ROUNDED, sums of the two rows in WIDTH - 4 and WIDTH - 2
     auto& product = reinterpret_cast<float(&)[P::ONES ? WIDTH : D / 2]>(out);
     unsigned p[KEYS / 16][4];
 
-    int tiles = (problem.keys + KEYS - 1) / KEYS;  // under the mask, those that the job sees
+    int tiles = tiles_of_all<P>(problem);  // under the mask, those that the job sees
     const auto begin_job = [&] {
         const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
         if (P::PING_PONG)
@@ -477,7 +511,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         scores.tile = 0;
         rows.row_sum[0] = rows.row_sum[1] = 0;
         k_state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
-        if (CAUSAL) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
+        if (CAUSAL || RAGGED) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
         const bool begins = scheduled.tiles;
         if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round);
         return begins;
@@ -524,7 +558,9 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         }
     };
     const auto exponentiate = [&](bool begin) {
-        const int diagonal = CAUSAL ? smem.jobs[consumer][job % BUFFERS].diagonal : 0;
+        const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
+        const int diagonal = CAUSAL ? scheduled.diagonal : 0;
+        if (RAGGED) scores.keys = keys_of(problem, scheduled);
         return softmax(rows, scores, diagonal, begin, recompute);
     };
     const auto pack_probabilities = [&] {
@@ -555,11 +591,13 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned row = 16 * warp + lane / 4 + 8 * half;
+            const bool nothing = sees_nothing<CAUSAL>(smem.jobs[consumer][buffer], row);
             const float sum = P::ROUNDED ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row];
             const float inverse = reciprocal(P::ROUNDED && !P::ONES ? quad_sum(sum) : sum);
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
-                const unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
+                unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
+                if (nothing) both = 0;
                 const unsigned to = out_tile + d / 8 * 64 * 128 + swizzled_offset(row, d % 8) + lane % 4 * 4;
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
             }
@@ -569,8 +607,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         if (threadIdx.x % 128 == 0) {
             const auto& ended = smem.jobs[consumer][buffer];
             for (int c = 0; c < P::COLUMNS; ++c)
-                store_box(o, 64 * c, ended.diagonal - problem.last_key, ended.head & 0xFFFF, ended.head >> 16,
-                          out_tile + c * 64 * 128);
+                store_rows(problem, o, 64 * c, ended, out_tile + c * 64 * 128);
             commit_stores();
         }
     };

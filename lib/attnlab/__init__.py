@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attnlab.measuring.subjects.handles import kernel, peer, sdpa
     from attnlab.profile import clocks, counters
     from attnlab.roofline import add_floor, add_work
-    from attnlab.serving.attend import attend
+    from attnlab.serving.attend import attend, attend_ragged
     from attnlab.serving.attention import attention
     from attnlab.serving.huggingface import register
     from attnlab.serving.tune import tune
@@ -36,7 +36,7 @@ _HOMES = {
     "frames": ["compare", "compare_errors", "compare_runs", "control", "load", "summarize", "target", "where", "worst"],
     "serving.attention": ["attention"],
     "measuring.fp8.quantize": ["quantize"],
-    "serving.attend": ["attend"],
+    "serving.attend": ["attend", "attend_ragged"],
     "serving.huggingface": ["register"],
     "profile": ["clocks", "counters"],
     "roofline": ["add_floor", "add_work"],
@@ -47,8 +47,20 @@ MODULES = {"paths", "plot", "stats"}
 """Names that are modules."""
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["Shape", "__version__"]
-__all__ += ["add_floor", "add_work", "attend", "attention", "check", "clocks", "compare", "compare_errors"]
-__all__ += ["compare_runs", "control", "counters", "explore", "holds", "kernel", "load", "measure", "paths", "peer"]
+__all__ += ["add_floor", "add_work", "attend", "attend_ragged", "attention", "check", "clocks", "compare"]
+__all__ += [
+    "compare_errors",
+    "compare_runs",
+    "control",
+    "counters",
+    "explore",
+    "holds",
+    "kernel",
+    "load",
+    "measure",
+    "paths",
+    "peer",
+]
 __all__ += ["plot", "quantize", "register", "sdpa", "statement", "stats", "summarize", "sweep", "table", "target"]
 __all__ += ["tune", "where", "with_interval", "worst"]
 

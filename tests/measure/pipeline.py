@@ -1,4 +1,4 @@
-"""A model of kernels/jobs.cuh: its pipeline, barriers and tile scheduler, run by agents in random order.
+"""A model of kernels/jobs.cuh and 15_ragged.cu: pipeline, barriers and tile schedulers, run by agents in random order.
 
 What TMA brings comes late and out of order, within a delay that is drawn at random. Each agent is a generator that
 yields wherever a thread may be held up. The model knows which tile every stage holds, which the GPU does not say.
@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Any
 
@@ -158,8 +159,8 @@ class Job:
     tiles: int
     idle_turns: int
     drains: bool
-    head: int = 0
-    block: int = 0
+    head: Any = 0
+    block: Any = 0
     position: int = 0
     number: int = 0
 
@@ -177,7 +178,7 @@ class Cta:
     random: random.Random
     delay: int
     begin_pass: bool = True
-    computed: list[tuple[int, int]] = field(default_factory=list)
+    computed: list[tuple[Any, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         plan, two, buffers = self.plan, range(2), range(self.plan.buffers)
@@ -198,18 +199,17 @@ class Cta:
         Raises:
             Wrong: a consumer took another tile for its own, or nobody gets on.
         """
-        roles = [self._produce(), *map(self._schedule, self._all()), *map(self._consume, self._all())]
-        pace = {id(agent): self.random.choice((1, 1, 1, 3)) for agent in roles}
-        while roles:
-            agent = self.random.choice(roles)
-            if any(next(agent, "over") for _ in range(pace[id(agent)])):
-                roles.remove(agent)
-            self._let_come()
+        run([self])
+
+    def agents(self) -> list[Agent]:
+        """Whoever works in it."""
+        return [self._produce(), *map(self._schedule, self._all()), *map(self._consume, self._all())]
 
     def _all(self) -> range:
         return range(self.plan.consumers)
 
-    def _let_come(self) -> None:
+    def let_come(self) -> None:
+        """Let a step pass, and come what is due."""
         self.step += 1
         if self.step > MOST_STEPS:
             raise Wrong(f"all wait for good, after {len(self.computed)} jobs")
@@ -373,3 +373,182 @@ class Cta:
     def _ping_pong_signal(self, consumer: int) -> None:
         if self.plan.ping_pong:
             self.may_issue[(consumer + 1) % self.plan.consumers] += 1
+
+
+def run(ctas: list[Cta]) -> None:
+    """Let all agents of CTAs take steps until they are done; raises as `Cta.run`."""
+    some = ctas[0].random
+    roles = [(cta, agent, some.choice((1, 1, 1, 3))) for cta in ctas for agent in cta.agents()]
+    while roles:
+        role = cta, agent, pace = some.choice(roles)
+        if any(next(agent, "over") for _ in range(pace)):
+            roles.remove(role)
+        cta.let_come()
+
+
+# Sequences of unlike lengths
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a sequence for all heads of K and V, as 15_ragged.cu lists it; `member` -1 for a block of each head."""
+
+    sequence: int
+    queries: int
+    keys: int
+    first: int
+    last: int
+    member: int
+
+    @property
+    def begin(self) -> int:
+        """Its first block."""
+        return max(self.first, 0)
+
+    @property
+    def blocks(self) -> int:
+        """Its number of blocks."""
+        return self.last + 1 - self.begin
+
+    @property
+    def earlier(self) -> int:
+        """The key behind the last one that the first query sees, and that of the first block."""
+        return self.keys if self.member < 0 else self.keys - self.queries
+
+    def tiles(self, block: int, plan: Plan) -> int:
+        """The tiles that a block sees, or one that is masked."""
+        keys = min(self.keys, self.earlier + 64 * (block + 1)) if plan.causal else self.keys
+        return max(ceil(keys / plan.keys), 1)
+
+    def users(self, tile: int, plan: Plan) -> int:
+        """How many of its blocks see a tile."""
+        sees = self.begin if not plan.causal or not tile else max(self.begin, plan.keys * tile - self.earlier >> 6)
+        return self.last + 1 - sees
+
+    def job(self, block: int, kv_head: int, sharing: int) -> tuple[int, int, int]:
+        """The sequence, the head of Q and the first row of a block."""
+        head = block if self.member < 0 else self.member
+        return self.sequence, kv_head * sharing + head, 0 if self.member < 0 else 64 * block
+
+
+def listed(lengths: list[tuple[int, int]], plan: Plan, sharing: int) -> list[Pass]:
+    """The passes of sequences with so many queries and keys: those with most tiles first."""
+    passes = []
+    for sequence, (queries, keys) in sorted(enumerate(lengths), key=lambda its: -ceil(its[1][1] / plan.keys)):
+        joined = queries <= 64 and sharing > 1
+        blocks = sharing if joined else ceil(queries / 64)
+        for group in range(ceil(blocks / plan.jobs_per_pass) if queries else 0):
+            first = blocks - (group + 1) * plan.jobs_per_pass if plan.causal else group * plan.jobs_per_pass
+            last = min(first + plan.jobs_per_pass, blocks) - 1
+            members = (-1,) if joined else range(sharing)
+            passes += [Pass(sequence, queries, keys, first, last, member) for member in members]
+    return passes
+
+
+@dataclass
+class RaggedCta(Cta):
+    """A CTA of 15_ragged.cu, which takes passes as it gets on.
+
+    Args:
+        passes: what is listed.
+        taken: the passes that are taken, over all CTAs.
+        slots: how many it may have taken and not yet handed on.
+    """
+
+    passes: list[Pass] = field(default_factory=list)
+    kv_heads: int = 1
+    sharing: int = 1
+    taken: Iterator[int] = field(default_factory=lambda: iter(()))
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.slots = self.slots or self.plan.consumers + 1
+        self.passes_begun, self.dealt, self.round, self.open = 0, 0, 0, False
+        self.slot: list[tuple[Pass, int] | None] = [None] * self.slots
+        self.pass_full = [Barrier(1) for _ in self.slot]
+        self.pass_empty = [Barrier(self.plan.consumers) for _ in self.slot]
+
+    def _deal(self, least: int) -> Agent:
+        while self.dealt < least or (self.open and self.dealt < self.round + self.slots):
+            slot = self.dealt % self.slots
+            yield from self.pass_empty[slot].wait(1 - self.dealt // self.slots % 2)
+            index = next(self.taken) if self.dealt else self.plan.cta
+            self.slot[slot], self.open = None, False
+            if index < len(self.passes) * self.kv_heads:
+                one = self.passes[index // self.kv_heads]
+                self.slot[slot], self.open = (one, index % self.kv_heads), one.blocks < self.plan.consumers
+            self.pass_full[slot].arrive()
+            self.dealt += 1
+            yield
+
+    def _produce(self) -> Agent:
+        plan, position = self.plan, 0
+        while True:
+            yield from self._deal(self.round + 1)
+            found = self.slot[self.round % self.slots]
+            if found is None:
+                return
+            one, kv_head = found
+            tiles = one.tiles(one.last, plan)
+            for tile in range(tiles):
+                stage, parity = position % plan.stages, position // plan.stages % 2
+                for i in range(2):
+                    yield from self.empty[stage][i].wait(1 - parity)
+                    own = ((one.sequence, kv_head), tile)
+                    self._load(self.full[stage][i], partial(self.held[stage].__setitem__, i, own))
+                    if away := plan.jobs_per_pass - one.users(tile, plan):
+                        self.empty[stage][i].arrive(away)
+                    if tile + i == 0:
+                        yield from self._begin(stage, parity)
+                        self.passes_begun = self.round + 1
+                    yield
+                position += 1
+                if tile == max(tiles - 3, 0):
+                    yield from self._deal(self.round + 2)
+            self.round += 1
+
+    def _schedule(self, consumer: int) -> Agent:
+        plan, place, turned, position, count, idle_turns, tiles_since = self.plan, consumer, False, 0, 0, 0, 0
+        for number in range(MOST_STEPS):
+            slot = number % self.slots
+            yield from self.pass_full[slot].wait(number // self.slots % 2)
+            found = self.slot[slot]
+            self.pass_empty[slot].arrive()
+            if found is None:
+                break
+            one, kv_head = found
+            order, tiles, pass_tiles = place, 0, one.tiles(one.last, plan)
+            if one.blocks == plan.consumers:
+                order, turned = plan.consumers - 1 - place if turned else place, not turned
+            else:
+                place = (place - one.blocks) % plan.consumers
+            if order < one.blocks:
+                block = one.last - order if plan.causal else one.first + order
+                tiles = one.tiles(block, plan)
+                drains = tiles_since >= plan.stages or idle_turns + 2 > plan.stages
+                job = Job(tiles, idle_turns, drains, (one.sequence, kv_head), one.job(block, kv_head, self.sharing))
+                job.position, job.number = position, number
+                buffer, parity = count % plan.buffers, count // plan.buffers % 2
+                yield from self.query_empty[consumer][buffer].wait(1 - parity)
+                self.jobs[consumer][buffer] = job
+                self._load(self.query_full[consumer][buffer], lambda: None)
+                tiles_since, idle_turns, count = 1 - tiles, 0, count + 1
+                yield
+            idle_turns += pass_tiles - tiles
+            tiles_since, position = tiles_since + pass_tiles, position + pass_tiles
+        buffer, parity = count % plan.buffers, count // plan.buffers % 2
+        yield from self.query_empty[consumer][buffer].wait(1 - parity)
+        self.jobs[consumer][buffer] = Job(0, idle_turns, True)
+        self.query_full[consumer][buffer].arrive()
+
+
+def loads(passes: list[Pass], plan: Plan, kv_heads: int) -> list[int]:
+    """The tiles of each CTA, where one takes its next pass when at most three tiles of its last one are left."""
+    tiles = [one.tiles(one.last, plan) for one in passes for _ in range(kv_heads)]
+    ctas = [(max(its - 3, 0), its, cta) for cta, its in enumerate(tiles[: plan.grid])]
+    heapify(ctas)
+    for its in tiles[plan.grid :]:
+        _, load, cta = heappop(ctas)
+        heappush(ctas, (load + max(its - 3, 0), load + its, cta))
+    return [load for _, load, _ in ctas]

@@ -5,7 +5,7 @@ import re
 import sys
 from contextlib import nullcontext
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,10 +23,10 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.measuring.instruments import environment
 from attnlab.measuring.kernels import rungs
-from attnlab.measuring.subjects import inputs
+from attnlab.measuring.subjects import inputs, oracle
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import dispatch
-from attnlab.serving import attend, calls
+from attnlab.serving import attend, calls, ragged
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -89,6 +89,64 @@ def test_lengths_of_sequences_are_those_of_each_alone(causal, kv_heads, dtype, c
             continue
         right = attnlab.attend(q[one], k[one, :, :length], v[one, :, :length], causal=causal)
         torch.testing.assert_close(output[one], right)
+
+
+QUERY_LENS, KEY_LENS = [3, 0, 1, 10, 9], [5, 4, 0, 3, 9]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_packed_and_padded_are_those_of_each_alone(causal, compiled):
+    """Also with more queries than keys, of which the first see none, and NaN behind all lengths."""
+    heads, generator = (4, 2, 2), torch.Generator().manual_seed(1)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+    packed = [draw(sum(lens), h, 32) for lens, h in zip((QUERY_LENS, KEY_LENS, KEY_LENS), heads, strict=True)]
+    ends = [torch.tensor([0, *accumulate(lens)]) for lens in (QUERY_LENS, KEY_LENS)]
+    each = [x.split(lens) for x, lens in zip(packed, (QUERY_LENS, KEY_LENS, KEY_LENS), strict=True)]
+    padded = [torch.full((5, h, 10, 32), torch.nan, dtype=torch.float64) for h in heads]
+    right = []
+    for sequence, parts in enumerate(zip(*each, strict=True)):
+        q, k, v = (part.transpose(0, 1) for part in parts)
+        for tensor, part in zip(padded, (q, k, v), strict=True):
+            tensor[sequence, :, : part.shape[1]] = part
+        seen = oracle.seen(torch.tensor([k.shape[1]]), q.shape[1], k.shape[1], causal)[0]
+        scores = (q @ k.repeat_interleave(2, 0).mT / 32**0.5).masked_fill(~seen, -torch.inf)
+        output = torch.softmax(scores, -1).nan_to_num() @ v.repeat_interleave(2, 0)
+        right.append(output.transpose(0, 1))
+    compiling = partial(torch.compile, backend="eager", fullgraph=True) if compiled else lambda function: function
+    torch.testing.assert_close(compiling(attnlab.attend_ragged)(*packed, *ends, causal), torch.cat(right))
+    lengths = {"q_lens": torch.tensor(QUERY_LENS), "kv_lens": torch.tensor(KEY_LENS)}
+    found = compiling(attnlab.attend)(*padded, causal=causal, **lengths).transpose(1, 2)
+    for output, expected in zip(found, right, strict=True):
+        torch.testing.assert_close(output[: len(expected)], expected)
+        assert not output[len(expected) :].any()
+
+
+def test_packed_sequences_that_lie_outside_end_with_the_tensor():
+    q, k = torch.randn(9, 2, 32), torch.randn(6, 2, 32)
+    output = attnlab.attend_ragged(q, k, k, torch.tensor([-4, 5, 400]), torch.tensor([0, 2, 70]))
+    right = attnlab.attend_ragged(q, k, k, torch.tensor([0, 5, 9]), torch.tensor([0, 2, 6]))
+    torch.testing.assert_close(output, right)
+    for wrong in ({"cu_seqlens_q": torch.tensor([0.0, 9.0])}, {"cu_seqlens_q": torch.tensor([0])}, {"q": q[None]}):
+        given = {"q": q, "cu_seqlens_q": torch.tensor([0, 9]), "cu_seqlens_k": torch.tensor([0, 6])} | wrong
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            attnlab.attend_ragged(k=k, v=k, **given)
+
+
+def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
+    q, k, v = inputs.draw(Shape(2, 2, 4, 64, kv_len=9), 0, CPU)
+    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
+    monkeypatch.setattr(attend, "_split_keys", lambda: lambda *_: "few")
+    asked = []
+    monkeypatch.setattr(ragged, "padded", lambda *given: asked.append(given[3:]) or "ragged")
+    lengths = torch.tensor([3, 2**40])
+    assert attnlab.attend(q, k, v, kv_lens=lengths) == "few"
+    assert attnlab.attend(q, k, v, True, kv_lens=lengths, q_lens=lengths) == "ragged"
+    (causal, scale, *found), *_ = asked
+    assert (causal, scale, [each.tolist() for each in found]) == (True, None, [[3, 4], [3, 9]])
+    assert all(each.dtype == torch.int32 for each in found)
+    monkeypatch.setattr(ragged, "MOST_FEW", 3)
+    assert attnlab.attend(q, k, v, kv_lens=lengths) == "ragged"
 
 
 def test_queries_before_the_first_key_are_zero():

@@ -13,6 +13,8 @@ import torch
 from attnlab.measuring.fp8.kernel import AllScales, ScaledLaunch, ScaledMaps
 from attnlab.measuring.kernels import launch, maps, rungs
 from attnlab.measuring.kernels.launch import Launch, MappedPointers, Maps, Pointers, SplitLaunch, layout
+from attnlab.measuring.kernels.problem import Divisor
+from attnlab.measuring.kernels.ragged import PASS_WORDS, Dealing, RaggedLaunch, RaggedProblem, dealing_of
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 
@@ -169,7 +171,7 @@ def test_an_address_that_tma_can_not_use_is_refused(driver):
 def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
     """Maps are made for them as for others, so that it is the launch that refuses them."""
     addresses = []
-    for encode in ("contiguous", "strided"):
+    for encode in ("contiguous", "strided", "ragged"):
         monkeypatch.setattr(maps, encode, lambda tensor, address, rows: addresses.append(address) or b"")
     memory = torch.zeros(Q.numel() + 8, dtype=Q.dtype)
     for rung in (rung for rung in ladder.load() if rung.arguments == "tensor maps"):
@@ -262,6 +264,87 @@ def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monke
         prepared(mapped()).of_lengths(Q, Q, Q, lengths)
 
 
+@pytest.fixture
+def ragged(driver, monkeypatch):
+    """A launch for such tensors of the host, and what each of the two kernels was given, in order."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1)
+    seen = []
+
+    def dealt(function, *rest):
+        schedule, dealing = (ctypes.c_void_p * 2).from_address(rest[-2])
+        at = ctypes.c_uint64.from_address(schedule).value
+        seen.append((function, rest[:6], rest[7], at, Dealing.from_buffer_copy(Dealing.from_address(dealing))))
+        return (driver.answer,)
+
+    def computed(config, function, parameters, _):
+        *tensors, problem = (ctypes.c_void_p * 5).from_address(parameters)
+        problem = RaggedProblem.from_buffer_copy(RaggedProblem.from_address(problem))
+        addresses = [ctypes.c_uint64.from_address(at).value for at in tensors]
+        assert torch.empty(PASS_WORDS * (1 + seen[-1][-1].room), dtype=torch.int32).data_ptr() != problem.schedule
+        seen.append((function, config.gridDimX, config.hStream, addresses, problem.schedule, problem.scale))
+        return (driver.answer,)
+
+    monkeypatch.setattr(driver, "cuLaunchKernel", dealt)
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", computed)
+
+    def made(q, k, v):
+        dealing = dealing_of(q, k, v, torch.empty_like(q, device="meta"), 2, 128, 132)
+        problem = RaggedProblem(0, Divisor.of(k.shape[1]), 1, 0.5)
+        copies = lambda: ([bytes(maps.BYTES)] * 4, problem, Dealing.from_buffer_copy(dealing))  # noqa: E731
+        return RaggedLaunch(5, 132, 384, 1024, -1, copies, Broken, 6, 2)
+
+    return made, seen
+
+
+@pytest.mark.parametrize(("q", "strides"), VIEWS.values(), ids=VIEWS)
+def test_padded_sequences_are_listed_first_and_then_computed(ragged, q, strides):
+    made, seen = ragged
+    k = torch.zeros(2, 3, 500, 64).half()
+    q_lens, kv_lens = (torch.tensor(lengths, dtype=torch.int32) for lengths in ([3, 8], [500, 70]))
+    output = made(q, k, k).of_lengths(q, k, k, kv_lens, q_lens)
+    (deal, size, _, at, dealing), (function, ctas, _, addresses, schedule, scale) = seen
+    assert (deal, size, function, ctas, scale) == (6, (1, 1, 1, 1024, 1, 1), 5, 132, 0.5)
+    assert at == schedule
+    assert addresses == [tensor.data_ptr() for tensor in (q, k, k, output)]
+    assert (dealing.queries.at, dealing.keys.at) == (q_lens.data_ptr(), kv_lens.data_ptr())
+    assert (dealing.queries.packed, dealing.queries.rows, dealing.keys.rows) == (0, 8, 500)
+    assert dealing.queries.step * strides[0] == strides[2]
+    assert dealing.out_step * output.stride(2) == output.stride(0)
+    assert (dealing.keys.step, dealing.value_step, dealing.sequences) == (3 * 500, 3 * 500, 2)
+    assert (dealing.room, dealing.pass_blocks, dealing.tile_keys, dealing.ctas) == (2, 2, 128, 132)
+
+
+def test_packed_sequences_of_any_number_are_launched_by_one_preparation(ragged):
+    made, seen = ragged
+    launch = None
+    for tokens, ends in ((700, [0, 300, 300, 700]), (5, [0, 5])):
+        q = torch.zeros(tokens, 3, 64).half().unsqueeze(0).transpose(1, 2)
+        ends = torch.tensor(ends, dtype=torch.int32)
+        launch = launch or made(q, q, q)
+        output = launch.packed(q, q, q, ends, ends)
+        assert output.transpose(1, 2).squeeze(0).is_contiguous()
+        dealing = seen[-2][-1]
+        assert (dealing.queries.packed, dealing.keys.packed) == (1, 1)
+        assert (dealing.queries.rows, dealing.sequences) == (tokens, len(ends) - 1)
+        assert dealing.room == tokens // 128 + min(len(ends) - 1, tokens)
+    with pytest.raises(Unsupported, match=r"^cu_seqlens_k has to be an int32 tensor \(2,\) on the device of Q$"):
+        launch.packed(q, q, q, ends, ends.long())
+    assert len(seen) == 4
+    empty = q[:, :, :0]
+    assert launch.packed(empty, q, q, ends, ends).shape == empty.shape
+    assert len(seen) == 4
+
+
+def test_packed_sequences_are_prepared_once_for_any_number_of_tokens(monkeypatch):
+    made, kernel = [], rungs.Kernel(ladder.rung("kernel.ragged"))
+    monkeypatch.setattr(kernel, "prepare", lambda *given: made.append(given) or len(made))
+    for tokens, expected in ((700, 1), (900, 1), (1, 2)):  # the stride of one row says nothing
+        q = torch.zeros(tokens, 2, 64).half().unsqueeze(0).transpose(1, 2)
+        assert kernel.packed(q, q, q, True, None) == expected
+    by_head = torch.zeros(1, 2, 700, 64).half()  # O has other strides at each number of tokens
+    assert [kernel.packed(by_head[:, :, :tokens], q, q, True, None) for tokens in (700, 600)] == [3, 4]
+
+
 @pytest.mark.parametrize("q", [view for view, _ in VIEWS.values()], ids=VIEWS)
 def test_the_output_lies_as_the_queries_do_and_densely(driver, q):
     output = prepared(mapped())(q, q, q)
@@ -299,6 +382,27 @@ def encoded(monkeypatch):
 def test_a_map_of_contiguous_heads_has_three_dimensions(encoded):
     assert len(maps.contiguous(Q, 16, 32)) == maps.BYTES
     assert encoded == [(3, 16, (64, 8, 6), (128, 8 * 128), (64, 32, 1))]
+
+
+@pytest.mark.parametrize(("view", "strides"), VIEWS.values(), ids=VIEWS)
+def test_one_map_leads_to_the_rows_of_each_sequence_and_to_no_others(encoded, view, strides):
+    maps.ragged(view, 16, 32)
+    ((rank, _, sizes, apart, box),) = encoded
+    assert (rank, sizes[0], sizes[2], box) == (5, 64, 3, (64, 32, 1, 1, 1))
+    assert all(stride % 16 == 0 and 0 < stride < maps.FARTHEST for stride in apart)
+    assert all(size < 2**32 for size in sizes)
+    for sequence, length, row, head in ((0, 8, 0, 0), (1, 5, 4, 2), (1, 5, 5, 2), (1, 0, 0, 1), (0, 3, 70, 1)):
+        at = (maps.RAGGED_ROWS - length + row, head, sequence * maps.step(view) + length, maps.RAGGED_ROWS)
+        assert (at[0] < sizes[1]) == (row < length)  # else it reads as 0
+        offset = sum(place * stride for place, stride in zip(at, apart, strict=True)) % 2**64
+        expected = sequence * strides[2] + head * strides[1] + row * strides[0]
+        assert offset == expected
+
+
+def test_sequences_that_are_no_whole_rows_apart_are_refused():
+    with pytest.raises(Unsupported, match=r" aren.t whole rows apart$"):
+        maps.step(torch.empty_strided((2, 1, 8, 64), (8 * 64 + 8, 64, 64, 1), dtype=Q.dtype))
+    assert maps.step(torch.empty_strided((2, 1, 1, 64), (8 * 64 + 8, 64, 64, 1), dtype=Q.dtype)) == 1
 
 
 @pytest.mark.parametrize(("view", "strides"), VIEWS.values(), ids=VIEWS)

@@ -235,7 +235,7 @@ def tried(*sizes: Any) -> list[Split]:
 def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:
     """The time without launching early, and with the merge's multiprocessor at its most shared memory."""
     waiting = us(kernel, inputs, split, early=False)
-    merge = kernel.prepared(*inputs[0], True).compiled.merge
+    merge = kernel.prepared(*inputs[0], True).compiled.other
     before = merge.preferred_shared_memory_carveout
     merge.preferred_shared_memory_carveout = 100
     carved = us(kernel, inputs, split)

@@ -31,6 +31,7 @@ PASSED = {
     ("pointers", "plain"): (8,) * 4,
     ("tensor maps", "plain"): (128,) * 4 + (4,),
     ("tensor maps", "scaled problem"): (128,) * 4 + (140, 64),
+    ("tensor maps", "ragged"): (128,) * 4 + (32,),
     ("tensor maps", "problem"): (128,) * 4,
 }
 """The sizes in bytes of a kernel's first parameters, by `arguments` and `parameters` of its entry. The first match
@@ -139,7 +140,8 @@ def build(rung: Rung, architecture: str) -> Build:
     """Compile every instance of a kernel for one architecture, or read the kept outcome if nothing changed since."""
     # Tiles that differ only in where they are used share an instance.
     merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
-    expressions = list(dict.fromkeys(filter(None, (*(expression for *_, expression in _instances(rung)), *merges))))
+    named = (*(expression for *_, expression in _instances(rung)), *merges, *map(rung.deal_expression, MASKS))
+    expressions = list(dict.fromkeys(filter(None, named)))
     asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), expressions)
     key = hashlib.sha256(Path(nvrtc.__file__).read_bytes() + repr(asked).encode()).hexdigest()
     path = paths.kernels() / CACHE / f"{rung.name}-{architecture}.json"

@@ -3,26 +3,23 @@
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base.errors import UserError
 from attnlab.measuring.kernels import best
 from attnlab.measuring.kernels.launch import layout
-from attnlab.measuring.subjects import oracle, sdpa
+from attnlab.measuring.subjects import sdpa
 from attnlab.measuring.subjects.implementation import Unsupported
-from attnlab.serving import calls, context, operator
+from attnlab.serving import calls, context, operator, ragged
 from attnlab.serving.calls import Ready, again, is_plain
 from attnlab.serving.context import needs_gradients
 
-WHOLE = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
-"""Dtypes of `kv_lens`."""
 use = calls.use
+attend_ragged = ragged.attend_ragged
 
 
 def attend(
@@ -35,6 +32,7 @@ def attend(
     kv_lens: Tensor | None = None,
     scales: Sequence[Tensor] | None = None,
     dtype: torch.dtype | None = None,
+    q_lens: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
@@ -58,13 +56,17 @@ def attend(
             where gradients are needed, or for tensors that SDPA computes in any case.
         kv_lens: the number of keys of each sequence, whole numbers ``(batch,)`` on the device of `q`; None for all of
             k. Later keys are not read. A query that sees no key gives 0, and the last query sees all keys of its
-            sequence. A kernel that splits keys computes the output where it serves these tensors, without the table.
-            Elsewhere SDPA does, under a mask, from copies of k and v. Nothing waits for the device.
+            sequence. Up to 128 queries a kernel that splits keys computes the output, and `kernel.ragged` for more,
+            where they serve these tensors, without the table. Elsewhere SDPA does, under a mask, from copies of k and
+            v. Nothing waits for the device.
         scales: those of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``,
             or with 1 in place of either. With `dtype=torch.float8_e4m3fn` a fourth, of the heads of q, divides the
             output, which is at most 448. `kernel.fp8` serves such tensors where it can. Elsewhere PyTorch's operations
             do, which round at the same places. There are no gradients, and `torch.compile` breaks its graph there.
         dtype: that of the output of such tensors: float16, the default, bfloat16, or float8_e4m3fn.
+        q_lens: the number of queries of each sequence, as `kv_lens`; padding is behind them. `kernel.ragged` neither
+            reads nor writes it, so the output holds anything there; SDPA leaves 0. Under the mask the last of these
+            queries sees all keys of its sequence.
 
     Raises:
         TypeError: q, k or v is not a tensor.
@@ -75,13 +77,13 @@ def attend(
     if scales is not None or dtype is not None:
         if scales is None:
             raise ValueError("attend takes dtype, of the output, where q, k and v come with scales")
-        if autotune or kv_lens is not None:
+        if autotune or kv_lens is not None or q_lens is not None:
             raise ValueError("attend takes neither autotune nor kv_lens with scales")
         from attnlab.measuring.fp8 import attend as scaled  # needs pandas
 
         return scaled.attend(q, k, v, scales, causal, scale, dtype)
-    if kv_lens is not None:
-        return _of_lengths(q, k, v, causal, scale, kv_lens)
+    if kv_lens is not None or q_lens is not None:
+        return _of_lengths(q, k, v, causal, scale, kv_lens, q_lens)
     if is_compiling():
         if v.shape != k.shape or context.asks_for_sdpa():  # the operator refuses the former
             return sdpa.sdpa(q, k, v, causal, scale)
@@ -140,56 +142,60 @@ def _prepare(key: Hashable, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale
     return calls.keep(key, Ready(calls.guards(q, k, v), causal, scale, call, settled))
 
 
-def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor) -> Tensor:
-    """`attend` where each sequence has its own number of keys."""
-    calls.require_tensors(q, k, v, kv_lens=kv_lens)
-    fits = kv_lens.layout is torch.strided and not kv_lens.is_nested and kv_lens.shape == q.shape[:1]
-    if (q.ndim, k.ndim) != (4, 4) or not fits or kv_lens.dtype not in WHOLE:
-        raise ValueError(f"kv_lens has to hold a whole number for each sequence of q {tuple(q.shape)}")
+def _of_lengths(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    kv_lens: Tensor | None,
+    q_lens: Tensor | None,
+) -> Tensor:
+    """`attend` where each sequence has its own number of keys, or of queries."""
+    given = {name: each for name, each in (("kv_lens", kv_lens), ("q_lens", q_lens)) if each is not None}
+    calls.require_tensors(q, k, v, **given)
+    for name, each in given.items():
+        fits = each.layout is torch.strided and not each.is_nested and each.shape == q.shape[:1]
+        if (q.ndim, k.ndim) != (4, 4) or not fits or each.dtype not in ragged.WHOLE:
+            raise ValueError(f"{name} has to hold a whole number for each sequence of q {tuple(q.shape)}")
     if needs_gradients(q, k, v) or (is_compiling() and context.asks_for_sdpa()):
-        return _masked(q, k, v, kv_lens, causal, scale)
+        return ragged.masked(q, k, v, kv_lens, causal, scale, q_lens)
     if is_compiling() or _is_watched(q, k, v):
         q, k, v = context.autocast(q, k, v)
-        output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale)
+        output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale, q_lens)
         return output
-    return _of_lengths_forward(q, k, v, kv_lens, causal, scale)
+    return _of_lengths_forward(q, k, v, kv_lens, causal, scale, q_lens)
 
 
 def _of_lengths_forward(
-    q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_lens: Tensor | None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_lens: Tensor | None = None,
 ) -> Tensor:
     """`_of_lengths` where nothing is traced and no gradients are needed."""
     if is_plain(q, k, v):
-        # What int32 can't hold is more than k holds.
-        lengths = kv_lens.clamp(-1, k.shape[2]) if kv_lens.dtype == torch.int64 else kv_lens
+        given, lengths = context.autocast(q, k, v), (_counts(q_lens, q.shape[2]), _counts(kv_lens, k.shape[2]))
         with suppress(Unsupported, UserError):
-            return _split_keys()(*context.autocast(q, k, v), causal, scale, lengths.to(torch.int32))
-    return _masked(q, k, v, kv_lens, causal, scale)
+            if q_lens is not None or q.shape[2] > ragged.MOST_FEW:
+                return ragged.padded(*given, causal, scale, *lengths)
+        with suppress(Unsupported, UserError):
+            if q_lens is None:
+                return _split_keys()(*given, causal, scale, lengths[1])
+    return ragged.masked(q, k, v, kv_lens, causal, scale, q_lens)
+
+
+def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
+    """Lengths in int32; what that can't hold is more than a tensor holds."""
+    if lengths is None:
+        return None
+    return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32)
 
 
 _split_keys = cache(best.OfLengths)
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """SDPA of sequences whose keys end before those of k and v do."""
-    if not is_compiling():
-        calls.require_attention(q, k, v, scale)
-    queries, keys = q.shape[2], k.shape[2]
-    ends = kv_lens.to(q.device, torch.int64).clamp(0, keys)
-    absent = ~oracle.seen(ends, queries, keys, causal=False).transpose(2, 3)
-    seen = oracle.seen(ends, queries, keys, causal).expand(-1, -1, queries, -1)
-    k, v = (tensor.masked_fill(absent, 0) for tensor in (k, v))  # 0 * V must not be NaN for any V
-    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # where torch.compile traces, sizes are symbols
-    output = _by_sdpa(q, k, v, attn_mask=seen, scale=scale, **grouped)
-    return output.masked_fill(~seen.any(3, keepdim=True), 0)
-
-
-def _by_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    if is_compiling():
-        return scaled_dot_product_attention(q, k, v, **options)
-    function = scaled_dot_product_attention if q.numel() and k.numel() else calls.of_nothing
-    call = partial(function, **options)
-    return (calls.aligned(call, q, k, v) if is_plain(q, k, v) else call)(q, k, v)
-
-
-operator.register(anew, _of_lengths_forward)
+operator.register(anew, _of_lengths_forward, ragged.packed)

@@ -1,4 +1,4 @@
-"""The operators ``attnlab::attention`` and ``attnlab::attention_of_lengths``: `attend` for torch.compile."""
+"""The operators ``attention``, ``attention_of_lengths`` and ``attention_packed``: `attend` for torch.compile."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,11 +18,11 @@ from attnlab.serving.calls import again
 _LIBRARY = torch.library.Library("attnlab", "DEF")
 
 
-def register(anew: Attention, of_lengths: Callable[..., Tensor]) -> None:
-    """Define both operators: `again`, or `anew` where that gives None; and `of_lengths`, which takes `kv_lens` too.
+def register(anew: Attention, of_lengths: Callable[..., Tensor], packed: Callable[..., Tensor]) -> None:
+    """Define the operators: `again`, or `anew` where that gives None; `of_lengths` and `packed`, which take lengths.
 
     Their outputs always have the strides of `torch.empty_like(q)`. ``attention`` has the gradients of PyTorch's
-    scaled_dot_product_attention, which the backward pass calls again; ``attention_of_lengths`` has none.
+    scaled_dot_product_attention, which the backward pass calls again; the others have none.
     """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -40,17 +40,22 @@ def register(anew: Attention, of_lengths: Callable[..., Tensor]) -> None:
             output = anew(q, k, v, causal, scale)  # the dispatcher would take as long as a launch
         return _laid_out(output, q, k, v)
 
-    def with_lengths(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, *options: Any) -> Tensor:
-        return _laid_out(of_lengths(q, k, v, kv_lens, *options), q, k, v)
+    def laid_out(call: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+        return _laid_out(call(q, k, v, *options), q, k, v)
 
-    _define("attention", "", attention)
-    _define("attention_of_lengths", "Tensor kv_lens, ", with_lengths)
+    _define("attention", "{}", attention)
+    _define("attention_of_lengths", "Tensor? kv_lens, {}, Tensor? q_lens=None", partial(laid_out, of_lengths))
+    _define("attention_packed", "Tensor cu_seqlens_q, Tensor cu_seqlens_k, {}", partial(laid_out, packed))
     _LIBRARY.impl("attention", differentiable, "Autograd")
 
 
-def _define(name: str, lengths: str, forward: Callable[..., Tensor]) -> None:
-    """Define an operator with SDPA's casts under autocast and SDPA's count of FLOPs."""
-    _LIBRARY.define(f"{name}(Tensor q, Tensor k, Tensor v, {lengths}bool causal=False, float? scale=None) -> Tensor")
+def _define(name: str, options: str, forward: Callable[..., Tensor]) -> None:
+    """Define an operator with SDPA's casts under autocast and SDPA's count of FLOPs.
+
+    The FLOPs of packed sequences depend on lengths that the host doesn't know: they count as one.
+    """
+    signature = options.format("bool causal=False, float? scale=None")
+    _LIBRARY.define(f"{name}(Tensor q, Tensor k, Tensor v, {signature}) -> Tensor")
     _LIBRARY.impl(name, forward, "CompositeExplicitAutograd")
     torch.library.register_fake(f"attnlab::{name}", _empty, lib=_LIBRARY)
     operator = getattr(torch.ops.attnlab, name)
@@ -66,6 +71,8 @@ def _define(name: str, lengths: str, forward: Callable[..., Tensor]) -> None:
 
     @register_flop_formula(operator)
     def flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
+        if len(q) == 3:
+            q, k, v = (torch.Size((1, shape[1], shape[0], shape[2])) for shape in (q, k, v))
         every = q[:-2]  # a key's head is multiplied with each query's that shares it; PyTorch 2.11 refuses to count so
         return sdpa_flop_count(q, (*every, *k[-2:]), (*every, *v[-2:]))
 

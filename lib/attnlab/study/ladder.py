@@ -39,6 +39,7 @@ RECORDED = {
     ("tensor maps", "plain"): "tensor maps",
     ("tensor maps", "problem"): "views",
     ("tensor maps", "scaled problem"): "scaled views",
+    ("tensor maps", "ragged"): "ragged views",
     ("pointers", "packing"): "split keys",
     ("tensor maps", "packing"): "split keys in pairs",
 }
@@ -146,9 +147,11 @@ class Rung(Recorded):
             the scale may differ. ``problem`` is a `Problem`, ``scaled problem`` the same and the scales of Q, K and V,
             which are e4m3. ``packing`` is of kernels whose keys are split over CTAs: a workspace, the lengths of
             sequences and a `Packing`. Then Q, K, V and O are pointers. ``tensor maps`` of K and V follow for CTAs in
-            clusters of 2, whose tiles of rows share a head of K and V.
+            clusters of 2, whose tiles of rows share a head of K and V. ``ragged`` is of kernels of sequences of unlike
+            lengths, whose work an earlier kernel lists on the device.
         dtypes: of Q, K, V and O; of O alone where the others are e4m3, which it may be too.
         merge: with ``packing``, the kernel of the same source that merges the results of CTAs.
+        deals: with ``ragged``, the kernel of the same source that lists the work.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
@@ -163,8 +166,9 @@ class Rung(Recorded):
     dtypes: Annotated[list[Literal["float16", "bfloat16", "float8_e4m3fn"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
     arguments: Literal["pointers", "tensor maps"]
-    parameters: Literal["plain", "problem", "scaled problem", "packing"] = Field("plain", exclude=True)
+    parameters: Literal["plain", "problem", "scaled problem", "packing", "ragged"] = Field("plain", exclude=True)
     merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""
+    deals: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$", exclude=True)] = ""
     most_queries: Count = 0
     persistent: bool = False
     spill_bytes: Count = 0
@@ -186,6 +190,8 @@ class Rung(Recorded):
             raise UserError(f"with `parameters = {self.parameters!r}`, `arguments` have to be tensor maps")
         if bool(self.merge) != self.splits_keys:
             raise UserError("`merge` names the second kernel where `parameters` are a packing, and of no others")
+        if bool(self.deals) != self.ragged:
+            raise UserError("`deals` names the first kernel where `parameters` are ragged, and of no others")
         for tile in self.tiles if self.arguments == "tensor maps" else ():
             if tile.head_dim % 64 or max(tile.keys, tile.box) > MOST_BOX_ROWS:
                 raise UserError(
@@ -198,6 +204,11 @@ class Rung(Recorded):
     def scaled(self) -> bool:
         """Whether its Q, K and V are e4m3 with scales: studies round drawn values to these, and nothing tunes it."""
         return self.parameters == "scaled problem"
+
+    @property
+    def ragged(self) -> bool:
+        """Whether each sequence has lengths of its own, which the device knows."""
+        return self.parameters == "ragged"
 
     @property
     def strided(self) -> bool:
@@ -259,6 +270,10 @@ class Rung(Recorded):
         """The name expression of the kernel that merges the results of an instance; empty if there is none."""
         return f"{self.merge}<{ELEMENTS[dtype]}, {tile.head_dim}>" if self.merge else ""
 
+    def deal_expression(self, causal: bool) -> str:
+        """The name expression of the kernel that lists the work; empty if there is none."""
+        return f"{self.deals}<{str(causal).lower()}>" if self.deals else ""
+
 
 def load(folder: Path | None = None) -> tuple[Rung, ...]:
     """The kernels in order; none if there is no ladder.toml.
@@ -296,8 +311,8 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
 
 
 def drawn() -> tuple[Rung, ...]:
-    """The kernels that take drawn values as they are: all but those of e4m3 with scales."""
-    return tuple(rung for rung in load() if not rung.scaled)
+    """The kernels that take drawn values as they are, in sequences of one length: all but e4m3 and ragged ones."""
+    return tuple(rung for rung in load() if not rung.scaled and not rung.ragged)
 
 
 def among(names: Iterable[str]) -> list[Rung]:

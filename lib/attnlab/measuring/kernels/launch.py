@@ -14,8 +14,8 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 
 Addresses = tuple[int, ...]
-# Threads of a CTA that merges partial results, as its source says (`__launch_bounds__`); each warp merges at most 128 columns
-# of a row.
+# Threads of a CTA that merges partial results, as its source says (`__launch_bounds__`); each warp merges at most 128
+# columns of a row.
 MERGE_THREADS = 128
 MERGE_COLUMNS = 128
 MERGE_WARPS = MERGE_THREADS // 32

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,8 @@ BOX_COLUMNS = 64
 ALIGNMENT = 16
 FARTHEST = 2**40
 MISALIGNED = f"tensors have to begin at addresses that are multiples of {ALIGNMENT}"
+# The rows of a map of sequences of unlike lengths, as kernels/15_ragged.cu has them.
+RAGGED_ROWS = 2**30
 # Kernels that take views pack a head, and its batch above it, into 32 bits; all number their work items in 31.
 MOST_HEADS, MOST_BATCHES, MOST_ITEMS = 2**16 - 1, 2**15 - 1, 2**31 - 1
 
@@ -43,6 +46,43 @@ def strided(tensor: Tensor, address: int, rows: int) -> bytes:
     sizes, strides = tensor.shape[::-1], tensor.stride()[-2::-1]
     # The stride of a dimension of size 1 is never used, but has to be valid.
     valid = [stride if size > 1 else sizes[0] for size, stride in zip(sizes[1:], strides, strict=True)]
+    return _encoded(tensor, address, rows, sizes, [stride * tensor.element_size() for stride in valid])
+
+
+def ragged(tensor: Tensor, address: int, rows: int) -> bytes:
+    """A map of all sequences of a tensor ``(batch, heads, seq_len, head_dim)``, each of which ends where it is told to.
+
+    Row r of a sequence of n rows that ends before row e of the tensor, in strides of rows from its beginning, is at
+    ``(RAGGED_ROWS - n + r, head, e, RAGGED_ROWS)``. Rows behind the last are out of bounds: addresses are computed
+    modulo 2^64, and the outermost stride takes RAGGED_ROWS rows back. Boxes are those of `strided`.
+
+    Raises:
+        Broken: the driver makes no such map.
+    """
+    apart, head_stride = row_stride(tensor) * tensor.element_size(), tensor.stride(1) * tensor.element_size()
+    heads, head_dim = tensor.shape[1], tensor.shape[3]
+    strides = [apart, head_stride if heads > 1 else ALIGNMENT, apart, 2**64 // RAGGED_ROWS - apart]
+    return _encoded(tensor, address, rows, [head_dim, RAGGED_ROWS, heads, 2**31 - 1, 2**31 - 1], strides)
+
+
+def row_stride(tensor: Tensor) -> int:
+    """The elements from row to row, or from sequence to sequence where each has one; valid where neither is used."""
+    batch, _, seq_len, head_dim = tensor.shape
+    stride: int = tensor.stride(2) if seq_len > 1 else tensor.stride(0) if batch > 1 else head_dim
+    return stride
+
+
+def step(tensor: Tensor) -> int:
+    """The rows from sequence to sequence; raises Unsupported where they aren't whole, or too many for `ragged`."""
+    batch, _, seq_len, _ = tensor.shape
+    rows, rest = divmod(tensor.stride(0), row_stride(tensor)) if batch > 1 else (0, 0)
+    if rest or (batch - 1) * rows + seq_len > RAGGED_ROWS:
+        raise Unsupported(f"sequences of {tuple(tensor.shape)} with strides {tensor.stride()} aren't whole rows apart")
+    return rows
+
+
+def _encoded(tensor: Tensor, address: int, rows: int, sizes: Sequence[int], strides: Sequence[int]) -> bytes:
+    """A map of these sizes, innermost first, and strides in bytes, with boxes of `rows` rows of a head of a tensor."""
     cuda = driver()
     types = {
         torch.float16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -60,7 +100,7 @@ def strided(tensor: Tensor, address: int, rows: int) -> bytes:
         len(sizes),
         address,
         [cuda.cuuint64_t(size) for size in sizes],
-        [cuda.cuuint64_t(stride * tensor.element_size()) for stride in valid],
+        [cuda.cuuint64_t(stride) for stride in strides],
         [cuda.cuuint32_t(extent) for extent in box],
         [cuda.cuuint32_t(1)] * len(sizes),
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

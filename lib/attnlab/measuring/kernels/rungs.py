@@ -25,11 +25,15 @@ from attnlab.measuring.kernels.launch import (
     early,
     layout,
 )
-from attnlab.measuring.kernels.problem import CLUSTERS, Held, Packing, Problem, scheduled, shares
+from attnlab.measuring.kernels.problem import CLUSTERS, Divisor, Held, Packing, Problem, scheduled, shares
+from attnlab.measuring.kernels.ragged import Dealing, RaggedLaunch, RaggedProblem, dealing_of
 from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measuring.subjects.sdpa import offsets
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
+RAGGED = f"{ladder.PREFIX}ragged"
+"""The kernel of sequences of unlike lengths."""
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
 KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and padding that keeps rows at multiples of 16 bytes.
@@ -49,7 +53,10 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device, for a tile and a dtype of O; with split keys, merge and held CTAs."""
+    """One instance of a kernel on a device, for a tile and a dtype of O, and its second kernel, which merges or deals.
+
+    With split keys, `held` is the number of CTAs held in clusters.
+    """
 
     tile: Tile
     dtype: str
@@ -57,7 +64,7 @@ class _Compiled:
     expression: str
     architecture: str
     ctas_per_sm: int
-    merge: Any = None
+    other: Any = None
     held: Held = ()
 
 
@@ -140,6 +147,15 @@ class Kernel(Launcher):
         dtype, tile = _served(self.rung, q, k, v, causal, scale)
         return self._ready(dtype, tile, q, k, v, causal, scale)
 
+    def packed(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+        """The launch for packed sequences ``(1, heads, tokens, head_dim)``, which is kept for any number of tokens."""
+        shapes = [(tensor.shape[1], tensor.shape[3], tensor.shape[2] > 1, tensor.stride()[1:]) for tensor in (q, k, v)]
+        # O is in the order of Q: where heads lie apart, by how much is up to the number of tokens.
+        apart = q.shape[2] if q.stride(1) > q.stride(2) else 0
+        key = (*shapes, apart, q.dtype, k.dtype, v.dtype, *map(Tensor.get_device, (q, k, v)), causal, scale)
+        found = self._prepared.get(key)
+        return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
+
     def _ready(
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     ) -> Prepared:
@@ -150,6 +166,8 @@ class Kernel(Launcher):
             if instance not in self._compiled:
                 self._compiled[instance] = self._compile(dtype, tile, causal)
             compiled, factor = self._compiled[instance], 1 / math.sqrt(head_dim) if scale is None else scale
+            if self.rung.ragged:
+                return Prepared(_of_any_length(self.rung, compiled, q, k, v, factor), compiled)
             if self.rung.splits_keys:
                 return Prepared(_split(self.rung, compiled, q, k, v, causal, factor), compiled)
             return Prepared(self._whole(compiled, q, k, v, causal, factor), compiled)
@@ -196,9 +214,10 @@ class Kernel(Launcher):
         # The program is read once: all instances of this kernel have one source, even if it is edited in the meantime.
         self._source = self._source or nvrtc.program(rung)
         expression = rung.expression(dtype, tile, causal)
-        expressions = tuple(filter(None, (expression, rung.merge_expression(dtype, tile))))
+        others = rung.merge_expression(dtype, tile), rung.deal_expression(causal)
+        expressions = tuple(filter(None, (expression, *others)))
         explain = partial(nvrtc.explained, rung, expression, nvrtc.flags(architecture))
-        function, *merge = functions(self._source, expressions, architecture, explain)
+        function, *other = functions(self._source, expressions, architecture, explain)
         from cupy_backends.cuda.api import driver
 
         try:
@@ -216,11 +235,12 @@ class Kernel(Launcher):
                 f"{_entry(rung, tile)}: a multiprocessor can't hold one CTA of {expression}: {tile.threads} threads of "
                 f"{function.num_regs} registers, {shared_bytes} bytes of shared memory"
             )
-        held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if merge else ()
+        held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if rung.splits_keys else ()
         if rung.paired:  # a pair is a cluster, and nothing else is
             held = ((1, dict(held)[PAIR]),)
-        merging = merge[0] if merge else None
-        return _Compiled(tile, dtype, function, expression, architecture, ctas_per_sm, merging, held)
+        return _Compiled(
+            tile, dtype, function, expression, architecture, ctas_per_sm, other[0] if other else None, held
+        )
 
 
 def functions(source: str, names: Sequence[str], architecture: str, explain: Callable[[str], str]) -> list[Any]:
@@ -262,7 +282,18 @@ def kernel(rung: Rung, tile: Tile) -> Kernel:
 def named(name: str, kernel: Kernel) -> Implementation:
     """A kernel as the implementation of this name."""
     repeats = kernel.rung.reproducible
-    return Implementation(name, kernel, resources=kernel.resources, differentiable=False, repeats=repeats)
+    packed = partial(_packed, kernel) if kernel.rung.ragged else None
+    return Implementation(
+        name, kernel, resources=kernel.resources, ragged=packed, differentiable=False, repeats=repeats
+    )
+
+
+def _packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
+    """A kernel of sequences of unlike lengths on some that lie end to end."""
+    ends = offsets(sequences, q.device, torch.int32)
+    launch: Any = kernel.packed(q, k, v, causal, None).launch
+    output: Tensor = launch.packed(q, k, v, ends, ends)
+    return output
 
 
 def of(rung: Rung) -> Kernel:
@@ -281,7 +312,8 @@ def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str
         boxes = [(tensor, tile.keys // PAIR) for tensor in (k, v)]
     # An address that the driver takes for a map: each launch puts its tensors' own in, or refuses them.
     address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
-    return [(maps.strided if rung.strided else maps.contiguous)(tensor, address, rows) for tensor, rows in boxes]
+    encode = maps.ragged if rung.ragged else maps.strided if rung.strided else maps.contiguous
+    return [encode(tensor, address, rows) for tensor, rows in boxes]
 
 
 def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
@@ -316,10 +348,30 @@ def _split(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, cau
         lambda: (parameters(), Pointers([packing], 3)),
         partial(_failure, rung, tile, compiled.expression),
         PAIR if rung.paired else packing.cluster,
-        compiled.merge.kernel.ptr,
+        compiled.other.kernel.ptr,
         all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / MERGE_WARPS),
         rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0,
         batch,
+    )
+
+
+def _of_any_length(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, scale: float) -> RaggedLaunch:
+    """A launch of a kernel of sequences of unlike lengths, for any tensors of these strides."""
+    tile, blocks = compiled.tile, compiled.tile.rows // compiled.tile.box
+    ctas = compiled.ctas_per_sm * torch.cuda.get_device_properties(q.device).multi_processor_count
+    encoded = _encoded(rung, tile, q, k, v, compiled.dtype)
+    dealing = dealing_of(q, k, v, torch.empty_like(q, device="meta"), blocks, tile.keys, ctas)
+    problem = RaggedProblem(0, Divisor.of(k.shape[1]), q.shape[1] // k.shape[1], scale)
+    return RaggedLaunch(
+        compiled.function.kernel.ptr,
+        ctas,
+        tile.threads,
+        tile.shared_bytes,
+        q.get_device(),
+        lambda: (encoded, RaggedProblem.from_buffer_copy(problem), Dealing.from_buffer_copy(dealing)),
+        partial(_failure, rung, tile, compiled.expression),
+        compiled.other.kernel.ptr,
+        blocks,
     )
 
 
@@ -338,7 +390,8 @@ def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
     """The tile for such inputs, of any dtype; raises Unsupported with the reason if the kernel has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
-    if refused := (_unlike_views if rung.strided else _unlike_plain)(q, k, v, causal, scale):
+    # Each sequence has its own lengths, under the mask too.
+    if refused := (_unlike_views if rung.strided else _unlike_plain)(q, k, v, causal and not rung.ragged, scale):
         raise Unsupported(f"{rung.name} {refused}")
     (_, heads, queries, _), (_, kv_heads, kv_len, head_dim) = q.shape, k.shape
     rows = queries * heads // (kv_heads or 1)
@@ -353,7 +406,7 @@ def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
         served = f"no queries of {tuple(q.shape)}"
     elif not rung.serves_rows(tile, rows):
         served = f"heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"
-    elif limit := maps.limit(q, tile.rows, packed=rung.strided and not rung.splits_keys):
+    elif limit := maps.limit(q, tile.rows, packed=rung.strided and not rung.splits_keys and not rung.ragged):
         served = f"{limit}, which queries of {tuple(q.shape)} exceed"
     if served:
         raise Unsupported(f"{rung.name} serves {served}")

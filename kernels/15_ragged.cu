@@ -1,0 +1,342 @@
+// Rung 15: sequences of unlike lengths, packed or padded.
+//
+// Does    rung 11's loop over passes of any sequence. A first kernel of one CTA, `deal`, reads the lengths and lists the passes:
+//         sequences with most keys first, so that a CTA's last passes are the shortest ones, and under the mask each one's longest
+//         first; all heads of K and V take one in turn. Whoever is done takes the next pass from a counter (a static deal leaves
+//         10 to 30 % of the time under the mask, by simulation; this one 1 %). Where it stays within a sequence, K and V come from
+//         the L2. The main kernel is launched while `deal` runs, and nothing waits for the host: a graph may be replayed with other
+//         lengths. Rows behind a length are out of bounds for TMA: their K and V read as 0, whatever is there, and their O isn't
+//         written. One map of each tensor does that for all sequences: it has 2^30 rows, and row r of n is row 2^30 - n + r; a
+//         dimension with the same stride leads to the sequence's end, and another one's stride takes 2^30 rows back, modulo 2^64
+//         (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
+//         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
+//         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
+//         A query that sees no key gives 0: its block takes one tile, all of it masked.
+// Gained  NOTES.md says what is expected.
+// Limits  a sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
+#include "lazy.cuh"
+
+constexpr int ROWS = 1 << 30;  // of a map; no tensor has more
+
+// So many blocks of 64 queries of one head, or of all heads that share K and V, as a CTA takes them. Sequences end at those
+// rows, counted from where a tensor begins.
+struct alignas(16) Pass {
+    int queries, keys, query_end, key_end, value_end, out_end;
+    int first_block, last_block;  // the first one below 0 where blocks don't come out even
+    int member;                   // which of the heads that share K and V; -1: a block of each
+    int kv_head;                  // -1: there is no pass
+    int unused[2];  // (parts of 16 bytes are read at once)
+    __device__ __forceinline__ int blocks() const { return last_block + 1 - max(first_block, 0); }
+    // The key behind the last one that the first query sees, and that of the first block.
+    __device__ __forceinline__ int earlier() const { return member < 0 ? keys : keys - queries; }
+    // The tiles that a block sees, at least one: without keys it is masked.
+    template <typename P, bool CAUSAL> __device__ __forceinline__ int tiles(int block) const {
+        return max(((CAUSAL ? min(keys, earlier() + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS, 1);
+    }
+};
+
+// The passes of a call in memory: behind one pass's worth of bytes, that begin with their number and with a counter of those
+// that are taken, there is one for all heads of K and V.
+struct Schedule { int passes, taken, unused[10]; };
+static_assert(sizeof(Schedule) == sizeof(Pass), "passes begin behind the schedule");
+
+// What the lengths of one tensor's sequences are: those of a packed one begin at the elements of `at`, and end where the next
+// one begins; those of a padded one are `step` rows apart, and `at` has their lengths, or is null.
+struct Lengths {
+    const int* at;
+    int packed, rows, step;  // rows: of the tensor, or of each sequence
+    __device__ __forceinline__ int of(int sequence, int& end) const {
+        if (packed) {
+            const int begin = min(max(at[sequence], 0), rows);
+            end = min(max(at[sequence + 1], begin), rows);
+            return end - begin;
+        }
+        const int length = at ? min(max(at[sequence], 0), rows) : rows;
+        end = sequence * step + length;
+        return length;
+    }
+};
+
+struct Dealing {
+    Lengths queries, keys;
+    int value_step, out_step;  // of padded sequences, where they aren't those of K and of Q
+    int sequences, kv_heads, sharing;
+    int pass_blocks, tile_keys;
+    int room;  // for so many passes, each for all heads of K and V
+    int ctas;
+};
+
+constexpr int DEALERS = 1024, LONGEST = 1023;
+
+// By how many tiles sequences are sorted: one by one below 512, then in 32 steps from power to power.
+__device__ __forceinline__ int rank(int tiles) {
+    const int power = 31 - __clz(max(tiles, 1));
+    return LONGEST - (tiles < 512 ? tiles : min(512 + (power - 9) * 32 + (tiles >> (power - 5) & 31), LONGEST));
+}
+
+// One CTA.
+template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule* schedule, Dealing dealing) {
+    __shared__ int begins[DEALERS], sums[32];  // where the passes of a rank begin
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    launch_next();
+    Pass* const passes = reinterpret_cast<Pass*>(schedule + 1);
+    // One of the sequences, and how many passes it has; none for a number that is no sequence's.
+    const auto read = [&](int sequence, Pass& pass) {
+        pass.queries = 0;
+        if (sequence < dealing.sequences) {
+            pass.queries = dealing.queries.of(sequence, pass.query_end);
+            pass.keys = dealing.keys.of(sequence, pass.key_end);
+            pass.out_end = pass.query_end + (dealing.queries.packed ? 0 : sequence * (dealing.out_step - dealing.queries.step));
+            pass.value_end = pass.key_end + (dealing.keys.packed ? 0 : sequence * (dealing.value_step - dealing.keys.step));
+        }
+        if (!pass.queries) return 0;
+        const bool joined = pass.queries <= 64 && dealing.sharing > 1;
+        const int blocks = joined ? dealing.sharing : (pass.queries + 63) / 64;
+        pass.member = joined ? -1 : 0;
+        pass.last_block = blocks;
+        return (blocks + dealing.pass_blocks - 1) / dealing.pass_blocks * (joined ? 1 : dealing.sharing);
+    };
+    const auto rank_of = [&](const Pass& pass) { return rank((pass.keys + dealing.tile_keys - 1) / dealing.tile_keys); };
+    begins[threadIdx.x] = 0;
+    __syncthreads();
+    const unsigned own = lane * 32 + warp;  // so that few sequences are all warps' work
+    for (int sequence = own; sequence < dealing.sequences; sequence += DEALERS) {
+        Pass pass;
+        if (const int count = read(sequence, pass)) atomicAdd(&begins[rank_of(pass)], count);
+    }
+    __syncthreads();
+    const int count = begins[threadIdx.x];
+    int sum = count;
+    for (int by = 1; by < 32; by *= 2) {
+        const int before = __shfl_up_sync(~0u, sum, by);
+        if (lane >= by) sum += before;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    sum += __reduce_add_sync(~0u, lane < warp ? sums[lane] : 0);
+    begins[threadIdx.x] = sum - count;
+    if (threadIdx.x == DEALERS - 1) {
+        schedule->passes = min(sum, dealing.room) * dealing.kv_heads;
+        schedule->taken = dealing.ctas;  // each has one to begin with
+    }
+    __syncthreads();
+    for (int first = 0; first < dealing.sequences; first += DEALERS) {
+        Pass pass = {};
+        const int own_count = read(first + own, pass);
+        const int begin = own_count ? atomicAdd(&begins[rank_of(pass)], own_count) : 0;
+        for (unsigned having = __ballot_sync(~0u, own_count); having; having &= having - 1) {
+            const int of = __ffs(having) - 1;
+            Pass listed;
+            for (int i = 0; i < 9; ++i)  // fields, of which kv_head is not known yet
+                reinterpret_cast<int*>(&listed)[i] = __shfl_sync(~0u, reinterpret_cast<const int*>(&pass)[i], of);
+            listed.kv_head = -1;
+            const int its = __shfl_sync(~0u, own_count, of), at = __shfl_sync(~0u, begin, of);
+            const int blocks = listed.last_block, members = listed.member < 0 ? 1 : dealing.sharing;
+            for (int i = lane; i < its && at + i < dealing.room; i += 32) {
+                const int group = i / members;
+                if (listed.member >= 0) listed.member = i - group * members;
+                listed.first_block = CAUSAL ? blocks - (group + 1) * dealing.pass_blocks : group * dealing.pass_blocks;
+                listed.last_block = min(listed.first_block + dealing.pass_blocks, blocks) - 1;
+                passes[at + i] = listed;
+            }
+        }
+    }
+}
+
+struct RaggedProblem {
+    Schedule* schedule;
+    Divisor kv_heads;
+    int sharing;
+    float scale;
+};
+
+struct RaggedJob {
+    static constexpr bool RAGGED = true;
+    int head, diagonal, tiles, pipeline_state, idle_turns, round, drains;  // as Job
+    int keys, row, end;                                                    // of O in its map
+};
+
+// A consumer without a job in a pass finds out only by looking at the passes behind it. Meanwhile it may hold a stage, or others
+// wait for its turns, so that passes are taken until each consumer has got a job: one more than there are consumers.
+template <typename P> constexpr int SLOTS = P::CONSUMERS + 1;
+
+template <typename P> struct RaggedStorage : SharedStorage<P, RaggedJob> {
+    Pass passes[SLOTS<P>];
+    unsigned long long pass_full[SLOTS<P>], pass_empty[SLOTS<P>];
+};
+
+// What a consumer asks of its problem (jobs.cuh).
+template <typename P> __device__ __forceinline__ int tiles_of_all(const RaggedProblem&) { return 1; }
+__device__ __forceinline__ int keys_of(const RaggedProblem&, const RaggedJob& job) { return job.keys; }
+template <bool CAUSAL> __device__ __forceinline__ bool sees_nothing(const RaggedJob& job, int row) {
+    return (CAUSAL ? job.diagonal + row : job.keys - 1) < 0;
+}
+__device__ __forceinline__ void store_rows(const RaggedProblem&, const TensorMap& o, int column, const RaggedJob& job,
+                                           unsigned from) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::
+                     "l"(&o), "r"(column), "r"(job.row), "r"(job.head), "r"(job.end), "r"(ROWS), "r"(from) : "memory");
+}
+// Rows of a sequence that ends at a row of its tensor come; `row` is ROWS minus their distance from it.
+__device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int column, int row, int head, int end,
+                                          unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::
+            "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(ROWS), "r"(barrier) : "memory");
+}
+
+// What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, and hands them to the other warps.
+template <typename P, bool CAUSAL> struct Dealer {
+    static constexpr int UNROLLED = 1;
+    RaggedStorage<P>& smem;
+    const RaggedProblem& problem;
+    const TensorMap* const values;
+    int dealt = 0, round = 0;
+    bool open = false;  // whether the last one has no job for a consumer
+    int keys = 0, key_end = 0, value_end = 0, earlier = 0;
+
+    __device__ __forceinline__ Dealer(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
+        : smem(smem), problem(problem), values(&v) {
+        wait_for_previous();
+    }
+    __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
+    // Takes passes until there are so many, and goes on until each consumer has a job.
+    __device__ __forceinline__ void deal(int least) {
+#pragma unroll 1
+        while (dealt < least || (open && dealt < round + SLOTS<P>)) {
+            const int slot = dealt % SLOTS<P>;
+            wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
+            const int index = dealt ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
+            Pass& pass = smem.passes[slot];
+            open = index < __ldcg(&problem.schedule->passes);
+            if (open) {
+                const int of_all = problem.kv_heads.quotient(index);
+                const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
+                const int4 lengths = __ldcg(from), more = __ldcg(from + 1);
+                pass = {lengths.x, lengths.y, lengths.z, lengths.w, more.x, more.y, more.z, more.w, __ldcg(from + 2).x,
+                        index - of_all * problem.kv_heads.by};
+                open = more.w + 1 - max(more.z, 0) < P::CONSUMERS;
+            } else {
+                pass.kv_head = -1;
+            }
+            arrive(shared_address(smem.pass_full) + 8 * slot);
+            ++dealt;
+        }
+    }
+    __device__ __forceinline__ int pass(int number) {
+        round = number;
+        deal(number + 1);
+        return smem.passes[number % SLOTS<P>].kv_head;
+    }
+    __device__ __forceinline__ void work_tile(int kv_head, int& head, int& first_block, int& last_block) {
+        const Pass& pass = smem.passes[round % SLOTS<P>];
+        head = kv_head, first_block = pass.first_block, last_block = pass.last_block;
+        keys = pass.keys, key_end = pass.key_end, value_end = pass.value_end, earlier = pass.earlier();
+    }
+    __device__ __forceinline__ int pass_tiles(int, int last_block) const {
+        return smem.passes[round % SLOTS<P>].template tiles<P, CAUSAL>(last_block);
+    }
+    __device__ __forceinline__ static int packed_kv(int head) { return head; }
+    __device__ __forceinline__ int first_user(int tile, int first_block) const {
+        const int first = max(first_block, 0);
+        return CAUSAL && tile ? max(first, (P::KEYS * tile - earlier) >> 6) : first;
+    }
+    __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, int column, int tile, int kv_head,
+                                              unsigned barrier) const {
+        load_rows(to, map, column, ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
+    }
+    // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
+    __device__ __forceinline__ void look_ahead(int tile, int tiles) {
+        if (tile == max(tiles - 3, 0)) deal(round + 2);
+    }
+};
+
+// Another thread hands one consumer its jobs, and loads their Q. Blocks of a pass go to the consumers, the longest first; where
+// there are fewer, the next pass goes on with the consumer behind; where not, the next one begins at the other end.
+template <typename P, bool CAUSAL>
+__device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& q,
+                                                     int consumer) {
+    const unsigned query_full = shared_address(smem.query_full[consumer]);
+    const unsigned query_empty = shared_address(smem.query_empty[consumer]);
+    PipelineState<P::STAGES> state;  // of the pass's first tile
+    int place = consumer, idle_turns = 0, jobs = 0, tiles_since = 0;
+    bool turned = false;
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+        const int slot = round % SLOTS<P>;
+        wait(shared_address(smem.pass_full) + 8 * slot, round / SLOTS<P> % 2);
+        const Pass pass = smem.passes[slot];
+        arrive(shared_address(smem.pass_empty) + 8 * slot);
+        if (pass.kv_head < 0) break;
+        const int blocks = pass.blocks(), pass_tiles = pass.template tiles<P, CAUSAL>(pass.last_block);
+        int order = place, tiles = 0;
+        if (blocks == P::CONSUMERS) {
+            if (turned) order = P::CONSUMERS - 1 - place;
+            turned = !turned;
+        } else {
+            place -= blocks;
+            if (place < 0) place += P::CONSUMERS;
+        }
+        if (order < blocks) {
+            const int buffer = jobs % P::BUFFERS;
+            const unsigned barrier = query_full + 8 * buffer;
+            const int block = CAUSAL ? pass.last_block - order : pass.first_block + order;
+            const int first_row = pass.member < 0 ? 0 : 64 * block;
+            const int head = pass.kv_head * problem.sharing + (pass.member < 0 ? block : pass.member);
+            const int row = ROWS - pass.queries + first_row;
+            tiles = pass.template tiles<P, CAUSAL>(block);
+            wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
+            const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
+            smem.jobs[consumer][buffer] = {head, pass.keys - pass.queries + first_row, tiles, state.packed, idle_turns, round,
+                                           drains, pass.keys, row, pass.out_end};
+            tiles_since = 1 - tiles;
+            idle_turns = 0;
+            arrive_expecting(barrier, P::QUERY_BYTES);
+            for (int c = 0; c < P::COLUMNS; ++c)
+                load_rows(shared_address(smem.query[consumer][buffer]) + c * 64 * 128, q, 64 * c, row, head, pass.query_end,
+                          barrier);
+            ++jobs;
+        }
+        idle_turns += pass_tiles - tiles;
+        tiles_since += pass_tiles;
+        state.advance(pass_tiles);
+    }
+    const int buffer = jobs % P::BUFFERS;
+    wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
+    smem.jobs[consumer][buffer].tiles = 0;
+    smem.jobs[consumer][buffer].idle_turns = idle_turns;
+    smem.jobs[consumer][buffer].drains = 1;
+    arrive(query_full + 8 * buffer);
+}
+
+// q, k, v, o: maps of (ROWS, heads, ends of sequences, -ROWS, D), with any strides
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS>
+__global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
+ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+       const __grid_constant__ TensorMap o, RaggedProblem problem) {
+    using P = Plan<D, KEYS, STAGES, CONSUMERS, PING_PONG, JOBS_PER_PASS, true>;
+    static_assert(JOBS_PER_PASS == CONSUMERS, "a consumer has one job of a pass, or none");
+    // Until the next pass is taken, a consumer that is done holds the stage of its last V, or its turns: the thread that takes
+    // it must not wait for either before.
+    static_assert((64 * (CONSUMERS - 1) + KEYS - 1) / KEYS <= STAGES, "a job may end too many tiles before its pass");
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& smem = *reinterpret_cast<RaggedStorage<P>*>(memory);
+    write_ones<T>(smem);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < SLOTS<P>; ++i) {
+            init_barrier(shared_address(smem.pass_full) + 8 * i, 1);
+            init_barrier(shared_address(smem.pass_empty) + 8 * i, CONSUMERS);
+        }
+    init_barriers(smem, [] { return true; });
+    if (threadIdx.x < 128) {
+        give_registers<P::PRODUCER_REGISTERS>();
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        if (threadIdx.x == 0) {
+            Dealer<P, CAUSAL> dealer(smem, problem, v);
+            return load_tiles(smem, dealer, k, v);
+        }
+        const int consumer = warp - 1 + 3 * lane;
+        if (warp && lane < 2 && consumer < CONSUMERS) schedule_ragged_jobs<P, CAUSAL>(smem, problem, q, consumer);
+        return;
+    }
+    consume_lazily<T, P, CAUSAL>(smem, o, problem);
+}

@@ -1,0 +1,159 @@
+"""Sequences of unlike lengths, packed or padded: by the kernel that is for them, and by SDPA where it doesn't serve."""
+
+from contextlib import suppress
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnlab.base.errors import UserError
+from attnlab.measuring.kernels import rungs
+from attnlab.measuring.kernels.rungs import RAGGED, Kernel
+from attnlab.measuring.subjects import oracle
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.serving import calls, context
+from attnlab.serving.calls import is_plain
+from attnlab.study import ladder
+
+WHOLE = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+"""Dtypes of lengths."""
+MOST_FEW = 128
+"""Above so many queries of a sequence the kernel is faster than one that splits keys, which few queries need."""
+
+
+@cache
+def kernel() -> Kernel:
+    """The kernel of sequences of unlike lengths; UserError if the ladder has none."""
+    return rungs.of(ladder.rung(RAGGED))
+
+
+def attend_ragged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale·Q·Kᵀ)·V of packed sequences, each of which attends to itself alone.
+
+    On a Hopper GPU `kernel.ragged` computes it for float16 and bfloat16 with 64 or 128 columns. Nothing waits for the
+    device there, and a graph may be replayed with other lengths. Elsewhere SDPA is called for each sequence, by lengths
+    that the host reads. Under `torch.compile` it is the operator ``attnlab::attention_packed``.
+
+    Args:
+        q: ``(tokens, heads, head_dim)``, with any strides.
+        k: ``(tokens of K, kv_heads, head_dim)``; kv_heads divides heads.
+        v: as `k`.
+        cu_seqlens_q: where the queries of each sequence begin, and where those of the last one end: whole numbers
+            ``(sequences + 1,)`` on the device of `q`. Numbers outside of the tensor count as its ends.
+        cu_seqlens_k: the same of keys.
+        causal: as for `attend`: the last query of a sequence sees all its keys.
+        scale: the factor of the scores; None for 1/√D.
+
+    Returns:
+        O, ``(tokens, heads, head_dim)``. A query that sees no key gives 0. Rows of no sequence hold anything.
+
+    Raises:
+        TypeError, ValueError: as `attend`.
+    """
+    calls.require_tensors(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    ends = (cu_seqlens_q, cu_seqlens_k)
+    if any(each.dtype not in WHOLE or each.ndim != 1 or each.shape != cu_seqlens_q.shape for each in ends):
+        raise ValueError("cu_seqlens_q and cu_seqlens_k have to hold one whole number more than there are sequences")
+    if (q.ndim, k.ndim) != (3, 3) or not cu_seqlens_q.numel():
+        raise ValueError(
+            f"attend_ragged takes q, k and v (tokens, heads, head_dim), not {tuple(q.shape)} and {tuple(k.shape)}, and "
+            "cu_seqlens that hold at least 0"
+        )
+    if is_compiling() and not context.needs_gradients(q, k, v):
+        q, k, v = context.autocast(q, k, v)
+        output: Tensor = torch.ops.attnlab.attention_packed(q, k, v, *ends, causal, scale)
+        return output
+    return packed(q, k, v, *ends, causal, scale)
+
+
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`attend_ragged` where nothing is traced."""
+    if is_plain(q, k, v) and not context.needs_gradients(q, k, v):
+        with suppress(Unsupported, UserError):
+            given = by_head(*context.autocast(q, k, v))
+            launch: Any = kernel().packed(*given, causal, scale).launch
+            output: Tensor = launch.packed(*given, cu_q.to(torch.int32), cu_k.to(torch.int32))
+            return output.transpose(1, 2).squeeze(0)
+    return _each(q, k, v, cu_q, cu_k, causal, scale)
+
+
+def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed tensors as one sequence ``(1, heads, tokens, head_dim)``."""
+    q, k, v = (tensor.unsqueeze(0).transpose(1, 2) for tensor in (q, k, v))
+    return q, k, v
+
+
+def padded(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, q_lens: Tensor | None, kv_lens: Tensor | None
+) -> Tensor:
+    """What the kernel makes of padded sequences, with int32 lengths; raises Unsupported where it doesn't serve them."""
+    launch: Any = kernel().prepared(q, k, v, causal, scale).launch
+    output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens)
+    return output
+
+
+def masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_lens: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    q_lens: Tensor | None = None,
+) -> Tensor:
+    """SDPA of padded sequences; rows of no query are 0."""
+    if not is_compiling():
+        calls.require_attention(q, k, v, scale)
+    batch, (queries, keys) = q.shape[0], (q.shape[2], k.shape[2])
+    every = torch.full((batch,), keys, device=q.device)
+    ends = every if kv_lens is None else kv_lens.to(q.device, torch.int64).clamp(0, keys)
+    own = oracle.seen(ends, queries, keys, causal=False)
+    seen = own.expand(-1, -1, queries, -1)
+    if q_lens is not None:
+        counts = q_lens.to(q.device, torch.int64).clamp(0, queries)
+        seen = seen & oracle.seen(counts, queries, queries, causal=False).transpose(2, 3)
+        ends = ends + queries - counts  # its last query is before the tensor's
+    if causal:
+        seen = seen & oracle.seen(ends, queries, keys)
+    k, v = (
+        tensor.masked_fill(~own.transpose(2, 3), 0) for tensor in (k, v)
+    )  # whatever is there, 0 * V must not be NaN
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # where torch.compile traces, sizes are symbols
+    output = _by_sdpa(q, k, v, attn_mask=seen, scale=scale, **grouped)
+    return output.masked_fill(~seen.any(3, keepdim=True), 0)
+
+
+def _by_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    if is_compiling():
+        return scaled_dot_product_attention(q, k, v, **options)
+    function = scaled_dot_product_attention if q.numel() and k.numel() else calls.of_nothing
+    call = partial(function, **options)
+    return (calls.aligned(call, q, k, v) if is_plain(q, k, v) else call)(q, k, v)
+
+
+def _each(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """SDPA of one packed sequence after the other; rows of no sequence are 0."""
+    output = torch.zeros_like(q)
+    queries, keys = (
+        [min(max(end, 0), most) for end in ends.tolist()] for ends, most in ((cu_q, len(q)), (cu_k, len(k)))
+    )
+    for (first, end), (first_key, end_key) in zip(pairwise(queries), pairwise(keys), strict=True):
+        if first < end:
+            parts = by_head(q[first:end], k[first_key:end_key], v[first_key:end_key])
+            found = masked(*parts, None, causal, scale)
+            output[first:end] = found.squeeze(0).transpose(0, 1)
+    return output

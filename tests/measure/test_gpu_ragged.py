@@ -1,0 +1,109 @@
+"""Sequences of unlike lengths on an NVIDIA GPU: `make test OF=gpu`. Other GPU tests have equal ones."""
+
+import random
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from on_gpu import GPU, served
+
+import attnlab
+from attnlab.measuring.gate.gate import Gate
+from attnlab.serving import ragged
+from attnlab.study.shapes import Shape
+
+pytest.importorskip("cupy")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
+
+DTYPES = [(64, torch.float16), (128, torch.float16), (128, torch.bfloat16)]
+SOME = [0, 1, 64, 65, 700, 3, 0, 190, 2000, 128]
+LENGTHS = {
+    "alike": (SOME, SOME),
+    "after a cache": ([5, 1, 64, 200, 0, 17], [900, 1, 64, 1333, 70, 0]),
+    "more queries than keys": ([500, 130, 64], [70, 129, 1]),
+    "one longer than all others": ([4000, *range(30)], [4000, *range(30)]),
+    "4,096 sequences": ([i % 3 for i in range(4096)], [i % 90 for i in range(4096)]),
+}
+
+
+@pytest.fixture(autouse=True)
+def kernel():
+    return served(ragged.kernel(), Shape(1, 2, 64, 64))
+
+
+def ends_of(lengths):
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=GPU)
+
+
+def packed(lengths, heads, head_dim, dtype, seed=0):
+    """Q, K and V of packed sequences, every fifth of which is NaN, and more NaN behind the last."""
+    generator = torch.Generator(GPU).manual_seed(seed)
+    tensors = []
+    for own, count in zip((lengths[0], lengths[1], lengths[1]), heads, strict=True):
+        tensor = torch.randn(sum(own) + 70, count, head_dim, generator=generator, device=GPU).to(dtype)
+        for number, part in enumerate(tensor[: sum(own)].split(own)):
+            if number % 5 == 4:
+                part.fill_(torch.nan)
+        tensor[sum(own) :] = torch.nan
+        tensors.append(tensor)
+    return tensors
+
+
+def require_right(output, parts, causal, words):
+    """Hold O of one sequence ``(tokens, heads, head_dim)`` to the gate; queries that see no key to 0."""
+    q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in parts)
+    blind = max(0, len(output) - k.shape[2]) if causal or not k.shape[2] else 0
+    assert not output[:blind].any(), words
+    if len(output) > blind:
+        check = Gate((q[:, :, blind:], k, v), causal).check(output[blind:].transpose(0, 1).unsqueeze(0).clone())
+        assert check.passed, f"{words}: {check.reason}"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("head_dim", "dtype"), DTYPES, ids=str)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_each_sequence_passes_the_gate_packed_and_padded(name, head_dim, dtype, causal):
+    lengths = LENGTHS[name]
+    tensors = packed(lengths, (6, 2, 2), head_dim, dtype)
+    output = attnlab.attend_ragged(*tensors, *map(ends_of, lengths), causal)
+    parts = [x[: sum(own)].split(own) for x, own in zip(tensors, (lengths[0], *lengths[1:] * 2), strict=True)]
+    outputs = output[: sum(lengths[0])].split(lengths[0])
+    padded = [torch.nn.utils.rnn.pad_sequence(each, True, torch.nan).transpose(1, 2) for each in parts]
+    lens = dict(zip(("q_lens", "kv_lens"), (torch.tensor(own, device=GPU) for own in lengths), strict=True))
+    others = attnlab.attend(*padded, causal=causal, **lens)
+    for number, (own, each) in enumerate(zip(outputs, zip(*parts, strict=True), strict=True)):
+        if number % 5 < 4 and len(own) and (len(lengths[0]) < 100 or number < 40):
+            words = f"sequence {number}, {len(own)} queries, {len(each[1])} keys"
+            require_right(own, each, causal, words)
+            assert torch.equal(others[number, :, : len(own)].transpose(0, 1), own), words
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_graph_is_replayed_with_other_lengths_and_bits_do_not_depend_on_the_others(causal):
+    some = random.Random(5)
+    q, k, v = (torch.randn(6000, heads, 128, dtype=torch.bfloat16, device=GPU) for heads in (8, 2, 2))
+    ends = [torch.zeros(13, dtype=torch.int32, device=GPU) for _ in range(2)]
+    attnlab.attend_ragged(q, k, v, *ends, causal)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = attnlab.attend_ragged(q, k, v, *ends, causal)
+    for _ in range(10):
+        for own in ends:
+            own.copy_(ends_of([some.choice((0, 1, some.randint(1, 450))) for _ in range(12)]))
+        graph.replay()
+        for (first, end), (first_key, end_key) in zip(*(pairwise(own.tolist()) for own in ends), strict=True):
+            if first < end and first_key < end_key:
+                mine = (q[first:end], k[first_key:end_key], v[first_key:end_key])
+                alone = attnlab.attend_ragged(*mine, *(ends_of([len(part)]) for part in mine[:2]), causal)
+                assert torch.equal(alone, output[first:end])
+
+
+def test_lengths_that_are_no_lengths_read_and_write_nothing_outside():
+    q = torch.randn(300, 2, 64, dtype=torch.float16, device=GPU)
+    for _ in range(20):
+        ends = torch.randint(-(2**31), 2**31 - 1, (9,), device=GPU).to(torch.int32)
+        ends[::2] = torch.randint(-50, 350, (5,), device=GPU)
+        attnlab.attend_ragged(q, q, q, ends, ends.flip(0), True)
+    whole = ends_of([300])
+    torch.cuda.synchronize()
+    require_right(attnlab.attend_ragged(q, q, q, whole, whole, True), (q, q, q), True, "after them")
