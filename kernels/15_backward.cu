@@ -1,0 +1,457 @@
+// Backward: dQ, dK and dV of attention, the same bits each time.
+//
+// HEAD
+#include "backward.cuh"
+
+constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
+
+template <int D, int M, int STAGES> struct SharedStorage {
+    static constexpr int COLUMNS = D / 64;  // tiles of 64 columns beside each other
+    static constexpr int TILE_BYTES = M * D * 2, BLOCK_BYTES = KEYS * D * 2, SUM_BYTES = M * D * 2;  // sums: of a warpgroup
+    unsigned char k[BLOCK_BYTES], v[BLOCK_BYTES];
+    unsigned char q[STAGES][TILE_BYTES], dout[STAGES][TILE_BYTES];
+    unsigned char ds[2][CONSUMERS][M * 128];  // of a step and the next; then dV and dK, 64 columns in each of the two
+    unsigned char sums[CONSUMERS][SUM_BYTES];
+    alignas(128) float negated[STAGES][M], delta[STAGES][M];
+    unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+    unsigned long long k_full, v_full, block_empty, sums_full[CONSUMERS], sums_empty[CONSUMERS];
+};
+
+// The stage of a ring at a step, and the parity of the phase in which it is filled.
+template <int STAGES> struct Stage {
+    int index = 0;
+    unsigned phase = 0;
+    __device__ __forceinline__ void advance() {
+        if (++index == STAGES) index = 0, phase ^= 1;
+    }
+};
+
+// One thread loads K, V, Q and dO with what belongs to their rows.
+template <int D, bool CAUSAL, int M, int STAGES>
+__device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k, const TensorMap& v,
+                                     const TensorMap& dout, const Gradients& problem) {
+    using Storage = SharedStorage<D, M, STAGES>;
+    const Schedule<M, CAUSAL> schedule(problem);
+    const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
+    const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
+    const unsigned k_full = shared_address(&smem.k_full), v_full = shared_address(&smem.v_full);
+    Stage<STAGES> stage;
+    unsigned parity = 1;  // of `block_empty`
+#pragma unroll 1
+    for (int task = blockIdx.x; task < schedule.tasks(); task += gridDim.x) {
+        const int head = task / problem.tasks, member = task % problem.tasks;
+        const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads, offset = schedule.offset(head, member, gridDim.x);
+#pragma unroll 1
+        for (int index = 0; index < schedule.parts(member); ++index) {
+            const Part part = schedule.part(member, index);
+            Walk<CAUSAL> walk(problem, part, offset);
+            wait(shared_address(&smem.block_empty), parity);
+            parity ^= 1;
+            arrive_expecting(k_full, Storage::BLOCK_BYTES);
+            for (int c = 0; c < Storage::COLUMNS; ++c)
+                load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, KEYS * part.block, kv_head, batch, k_full);
+#pragma unroll 1
+            for (int step = 0; step < schedule.steps(part); ++step) {
+                const int query_head = kv_head * problem.group + walk.of_group;
+                const long long rows = (static_cast<long long>(batch * problem.heads + query_head) * problem.tiles + walk.tile) * M;
+                wait(q_empty + 8 * stage.index, stage.phase ^ 1);
+                arrive_expecting(q_full + 8 * stage.index, Storage::TILE_BYTES + 4 * M);
+                for (int c = 0; c < Storage::COLUMNS; ++c)
+                    load_box(shared_address(smem.q[stage.index]) + c * M * 128, q, 64 * c, M * walk.tile, query_head, batch,
+                             q_full + 8 * stage.index);
+                load_bytes(shared_address(smem.negated[stage.index]), problem.negated + rows, 4 * M, q_full + 8 * stage.index);
+                if (step == 0) {
+                    arrive_expecting(v_full, Storage::BLOCK_BYTES);
+                    for (int c = 0; c < Storage::COLUMNS; ++c)
+                        load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, KEYS * part.block, kv_head, batch, v_full);
+                }
+                wait(dout_empty + 8 * stage.index, stage.phase ^ 1);
+                arrive_expecting(dout_full + 8 * stage.index, Storage::TILE_BYTES + 4 * M);
+                for (int c = 0; c < Storage::COLUMNS; ++c)
+                    load_box(shared_address(smem.dout[stage.index]) + c * M * 128, dout, 64 * c, M * walk.tile, query_head, batch,
+                             dout_full + 8 * stage.index);
+                load_bytes(shared_address(smem.delta[stage.index]), problem.delta + rows, 4 * M, dout_full + 8 * stage.index);
+                stage.advance();
+                walk.advance(problem, part);
+            }
+        }
+    }
+}
+
+// One thread adds what the consumers leave of dQ to the sums in global memory, each tile's in its turn.
+template <int D, bool CAUSAL, int M, int STAGES>
+__device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gradients& problem) {
+    using Storage = SharedStorage<D, M, STAGES>;
+    const Schedule<M, CAUSAL> schedule(problem);
+    const unsigned full = shared_address(smem.sums_full), empty = shared_address(smem.sums_empty);
+    unsigned parity = 0;
+#pragma unroll 1
+    for (int task = blockIdx.x; task < schedule.tasks(); task += gridDim.x) {
+        const int head = task / problem.tasks, member = task % problem.tasks;
+        const int offset = schedule.offset(head, member, gridDim.x);
+        const int* order = problem.order + static_cast<long long>(task) * problem.steps;
+#pragma unroll 1
+        for (int index = 0; index < schedule.parts(member); ++index) {
+            const Part part = schedule.part(member, index);
+            Walk<CAUSAL> walk(problem, part, offset);
+#pragma unroll 1
+            for (int step = 0; step < schedule.steps(part); ++step) {
+                const int turn = *order++, tile = (head * problem.group + walk.of_group) * problem.tiles + walk.tile;
+                float* const sums = problem.sums + static_cast<long long>(tile) * (M * D);
+                wait_for_turn(problem.turns + tile, turn);
+#pragma unroll
+                for (int w = 0; w < CONSUMERS; ++w) {
+                    wait(full + 8 * w, parity);
+                    const unsigned from = shared_address(smem.sums[w]);
+                    if (turn) add_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
+                    else store_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
+                    commit_stores();
+                }
+                wait_until_read<1>();
+                arrive(empty);
+                wait_until_read<0>();
+                arrive(empty + 8);
+                wait_until_stored();
+                pass_turn(problem.turns + tile, turn + 1);
+                parity ^= 1;
+                walk.advance(problem, part);
+            }
+        }
+    }
+}
+
+// A consumer warpgroup: 64 keys of the block. Scores and all that comes of them are transposed, keys by queries.
+template <typename T, int D, bool CAUSAL, int M, int STAGES>
+__device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const TensorMap& dk_map, const TensorMap& dv_map,
+                                        const Gradients& problem) {
+    using Storage = SharedStorage<D, M, STAGES>;
+    constexpr bool SWAPPED = M % 64 != 0;  // dQ is computed transposed
+    static_assert(SWAPPED ? D == 128 : D * M == 128 * 64, "dQ is a product of 64 rows for each warpgroup");
+    const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
+    const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
+    const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
+    const unsigned sums_full = shared_address(smem.sums_full) + 8 * consumer, sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
+    const float scale_log2 = problem.scale * LOG2_E;
+    const Schedule<M, CAUSAL> schedule(problem);
+    // Where this thread stores dS, dQ and, of each 64 columns, dV and dK.
+    const unsigned own_ds = shared_address(smem.ds[0][consumer]);
+
+    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[SWAPPED ? M / 2 : 32];
+    unsigned p[M / 16][4], early[M / 16][4], ds[M / 16][4];
+    const int zero = problem.paired >> 1;
+    Stage<STAGES> stage;
+    unsigned step_parity = 0, block_parity = 0;
+
+    const auto q_stage = [&] { return shared_address(smem.q) + stage.index * Storage::TILE_BYTES; };
+    const auto scores = [&] {
+        const auto keys = descriptor(k_block + consumer * 64 * 128, 16, 1024);
+        const auto queries = descriptor(shared_address(smem.q) + stage.index * Storage::TILE_BYTES, 16, 1024);
+#pragma unroll
+        for (int d = 0; d < D / 16; ++d)
+            multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
+        commit_products();
+    };
+    const auto values = [&] {  // V * dO^T
+        const auto keys = descriptor(v_block + consumer * 64 * 128, 16, 1024);
+        const auto queries = descriptor(shared_address(smem.dout) + stage.index * Storage::TILE_BYTES, 16, 1024);
+#pragma unroll
+        for (int d = 0; d < D / 16; ++d)
+            multiply<T, false>(dp, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
+        commit_products();
+    };
+    // dV += P^T * dO, or dK += dS^T * Q
+    const auto accumulate = [&](float (&sum)[D / 2], const unsigned (&rows)[M / 16][4], unsigned tile, int add) {
+        const auto queries = descriptor(tile, M * 128, 1024);
+#pragma unroll
+        for (int j = 0; j < M / 16; ++j) multiply<T, true>(sum, rows[j], advanced(queries, 16 * j * 128), j ? 1 : add);
+        commit_products();
+    };
+    const auto multiply_by_keys = [&] {  // dQ = dS * K
+        const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
+        const auto of_ds = descriptor(rows + (D == 64 ? consumer * 64 * 128 : 0), 16, 1024);
+        const auto of_keys = descriptor(k_block + (D == 64 ? 0 : consumer * KEYS * 128), KEYS * 128, 1024);
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; ++j) {
+            const auto a = advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), b = advanced(of_keys, 16 * j * 128);
+            if constexpr (SWAPPED) multiply_columns<T>(dq, b, a, j);
+            else multiply<T, true>(dq, a, b, j);
+        }
+        commit_products();
+    };
+    // Scores become probabilities.
+    const auto exponentiate = [&](int block, int tile) {
+        const int first_key = KEYS * block + 64 * consumer;
+        if (first_key + 64 > problem.keys || (CAUSAL && first_key + 63 > tile * M + problem.earlier)) {
+#pragma unroll
+            for (int n = 0; n < M / 2; ++n) {
+                const int key = first_key + 16 * warp + lane / 4 + n / 2 % 2 * 8, query = tile * M + n / 4 * 8 + lane % 4 * 2 + n % 2;
+                if (key >= problem.keys || (CAUSAL && key > query + problem.earlier)) s[n] = -infinity();
+            }
+        }
+        const unsigned negated = shared_address(smem.negated) + stage.index * (4 * M) + lane % 4 * 8;
+#pragma unroll
+        for (int n = 0; n < M / 2; n += 4) {
+            const float2 offset = load_pair(negated + 8 * n);
+            s[n] = exp2_approx(s[n] * scale_log2 + offset.x);
+            s[n + 1] = exp2_approx(s[n + 1] * scale_log2 + offset.y);
+            s[n + 2] = exp2_approx(s[n + 2] * scale_log2 + offset.x);
+            s[n + 3] = exp2_approx(s[n + 3] * scale_log2 + offset.y);
+        }
+    };
+    const auto pack_into = [&](unsigned (&rows)[M / 16][4], const float (&from)[M / 2]) {
+#pragma unroll
+        for (int n = 0; n < M / 4; ++n) rows[n / 4][n % 4] = pack<T>(from[2 * n], from[2 * n + 1]);
+    };
+    // dS = P * (dP - delta), in registers and in shared memory, there queries by keys.
+    const auto differentiate = [&] {
+        const unsigned delta = shared_address(smem.delta) + stage.index * (4 * M) + lane % 4 * 8;
+        const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+        const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
+#pragma unroll
+        for (int j = 0; j < M / 16; ++j) {
+#pragma unroll
+            for (int n = 8 * j; n < 8 * j + 8; n += 4) {
+                const float2 its = load_pair(delta + 8 * n);
+                early[j][n / 2 % 4] = pack<T>(s[n] * (dp[n] - its.x), s[n + 1] * (dp[n + 1] - its.y));
+                early[j][n / 2 % 4 + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its.x), s[n + 3] * (dp[n + 3] - its.y));
+            }
+            store_matrices_transposed(to + 16 * j * 128, early[j]);
+        }
+        publish_to_tma();
+    };
+    // dQ of this step goes where one thread of the producer finds it.
+    const auto leave_dq = [&] {
+        const unsigned sums = shared_address(smem.sums[consumer]);
+        wait(sums_empty, step_parity ^ 1);
+        if constexpr (SWAPPED) {
+#pragma unroll
+            for (int n = 0; n < M / 2; ++n) {
+                const int row = n / 4 * 8 + lane % 4 * 2 + n % 2, column = 16 * warp + lane / 4 + n / 2 % 2 * 8;
+                store_one(sums + 256 * row + permuted<true>(row, column / 4) * 16 + column % 4 * 4, dq[n]);
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < 32; n += 2) {
+                const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
+                store_pair(sums + 256 * row + permuted<false>(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
+            }
+        }
+        publish_to_tma();
+        __syncwarp();
+        arrive_for_warp(sums_full);
+    };
+    const auto store_block = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, int block, int head) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int d = 0; d < D / 8; ++d) {
+                const unsigned both = pack<T>(sum[4 * d + 2 * half] * factor, sum[4 * d + 2 * half + 1] * factor);
+                const unsigned to = own_ds + d / 8 * (CONSUMERS * M * 128) +
+                                    swizzled_offset(16 * warp + lane / 4 + 8 * half, d % 8) + lane % 4 * 4;
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
+            }
+        publish_to_tma();
+        synchronize(2 + consumer, 128);
+        if (threadIdx.x % 128 == 0) {
+            for (int c = 0; c < Storage::COLUMNS; ++c)
+                store_box(map, 64 * c, KEYS * block + 64 * consumer, head % problem.kv_heads, head / problem.kv_heads,
+                          own_ds + c * (CONSUMERS * M * 128));
+            commit_stores();
+            wait_for_stores();
+        }
+        synchronize(2 + consumer, 128);
+    };
+
+#pragma unroll 1
+    for (int task = blockIdx.x; task < schedule.tasks(); task += gridDim.x) {
+        const int head = task / problem.tasks, member = task % problem.tasks;
+#pragma unroll 1
+        for (int index = 0; index < schedule.parts(member); ++index) {
+            const Part part = schedule.part(member, index);
+            Walk<CAUSAL> walk(problem, part, 0);
+            int steps = schedule.steps(part);
+            const int add_last = steps > 1;
+            wait(shared_address(&smem.k_full), block_parity);
+            wait(q_full + 8 * stage.index, stage.phase);
+            begin_products();
+            scores();
+            finish_products<0>(s);
+            exponentiate(part.block, walk.tile);
+            wait(shared_address(&smem.v_full), block_parity);
+            wait(dout_full + 8 * stage.index, stage.phase);
+            begin_products();
+            values();
+#pragma unroll 1
+            for (int add = 0;; add = 1) {
+                pack_into(p, s);
+                begin_products();
+                accumulate(dv, p, shared_address(smem.dout) + stage.index * Storage::TILE_BYTES, add);
+                finish_products<1>(dp);
+                differentiate();
+                if (--steps == 0) break;
+                const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index, dout_done = dout_empty + 8 * stage.index;
+                stage.advance();
+                walk.advance(problem, part);
+                wait(q_full + 8 * stage.index, stage.phase);
+                begin_products();
+                scores();
+                finish_products<1>(dv);
+                release(p);
+                copy_registers(ds, early, zero);
+                arrive_for_warp(dout_done);
+                synchronize(1, 128 * CONSUMERS);
+                begin_products();
+                multiply_by_keys();
+                accumulate(dk, ds, of_queries, add);
+                finish_products<2>(s);
+                exponentiate(part.block, walk.tile);
+                finish_products<1>(dq);
+                leave_dq();
+                step_parity ^= 1;
+                wait(dout_full + 8 * stage.index, stage.phase);
+                begin_products();
+                values();
+                finish_products<1>(dk);
+                release(ds);
+                arrive_for_warp(q_done);
+            }
+            finish_products<0>(dv);
+            arrive_for_warp(dout_empty + 8 * stage.index);
+            copy_registers(ds, early, zero);
+            synchronize(1, 128 * CONSUMERS);
+            begin_products();
+            multiply_by_keys();
+            accumulate(dk, ds, q_stage(), add_last);
+            finish_products<1>(dq);
+            leave_dq();
+            step_parity ^= 1;
+            finish_products<0>(dk);
+            arrive_for_warp(q_empty + 8 * stage.index);
+            arrive_for_warp(shared_address(&smem.block_empty));
+            stage.advance();
+            block_parity ^= 1;
+            synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
+            store_block(dv_map, dv, 1, part.block, head);
+            store_block(dk_map, dk, problem.scale, part.block, head);
+        }
+    }
+}
+
+// q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides
+template <typename T, int D, bool CAUSAL, int M, int STAGES>
+__global__ void __launch_bounds__(THREADS, 1)
+backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+         const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
+         const __grid_constant__ Gradients problem) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& smem = *reinterpret_cast<SharedStorage<D, M, STAGES>*>(memory);
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            init_barrier(shared_address(smem.q_full + stage), 1);
+            init_barrier(shared_address(smem.dout_full + stage), 1);
+            init_barrier(shared_address(smem.q_empty + stage), 4 * CONSUMERS);
+            init_barrier(shared_address(smem.dout_empty + stage), 4 * CONSUMERS);
+        }
+        init_barrier(shared_address(&smem.k_full), 1);
+        init_barrier(shared_address(&smem.v_full), 1);
+        init_barrier(shared_address(&smem.block_empty), 4 * CONSUMERS);
+        for (int w = 0; w < CONSUMERS; ++w) {
+            init_barrier(shared_address(smem.sums_full + w), 4);
+            init_barrier(shared_address(smem.sums_empty + w), 1);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        give_registers<24>();
+        if (threadIdx.x == 0) load<D, CAUSAL>(smem, q, k, v, dout, problem);
+        if (threadIdx.x == 32) add<D, CAUSAL>(smem, problem);
+        return;
+    }
+    take_registers<240>();
+    consume<T, D, CAUSAL>(smem, dk, dv, problem);
+}
+
+// Elements of 8 columns that follow each other.
+template <typename T> struct alignas(16) Eight { T each[8]; };
+
+// Before: of each row, the negated log-sum-exp in powers of two and the sum of O * dO; no tile has had a turn; and the
+// turn of each step. The first CTAs have `256 / (D / 8)` rows each, of all query heads; the rest 256 steps each.
+template <typename T, int D, bool CAUSAL, int M>
+__global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients problem, int grid) {
+    constexpr int LANES = D / 8, ROWS = 256 / LANES;
+    const int padded = problem.tiles * M, all_heads = problem.batch * problem.heads;
+    const int row_ctas = all_heads * (padded / ROWS);
+    if (blockIdx.x < row_ctas) {
+        const int head = blockIdx.x / (padded / ROWS), row = blockIdx.x % (padded / ROWS) * ROWS + threadIdx.x / LANES;
+        const int batch = head / problem.heads, of_batch = head % problem.heads, lane = threadIdx.x % LANES;
+        float sum = 0;
+        if (row < problem.queries) {
+            const auto read = [&](const void* from, const Strides& at) {
+                return *reinterpret_cast<const Eight<T>*>(static_cast<const T*>(from) + batch * at.batch + of_batch * at.head +
+                                                          row * at.row + 8 * lane);
+            };
+            const Eight<T> out = read(problem.out, problem.out_at), dout = read(problem.dout, problem.dout_at);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum += to_float(out.each[i]) * to_float(dout.each[i]);
+        }
+#pragma unroll
+        for (int apart = LANES / 2; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+        if (lane == 0) {
+            const long long at = static_cast<long long>(head) * padded + row;
+            problem.delta[at] = sum;
+            problem.negated[at] = row < problem.queries
+                                      ? -LOG2_E * problem.lse[static_cast<long long>(head) * problem.queries + row] : -infinity();
+            if (row % M == 0) problem.turns[head * problem.tiles + row / M] = 0;
+        }
+        return;
+    }
+    const Schedule<M, CAUSAL> schedule(problem);
+    const long long number = static_cast<long long>(blockIdx.x - row_ctas) * 256 + threadIdx.x;
+    const int task = static_cast<int>(number / problem.steps), head = task / problem.tasks, member = task % problem.tasks;
+    int step = static_cast<int>(number % problem.steps), before = 0;
+    if (task >= schedule.tasks()) return;
+    const int own = step;
+    for (int index = 0; index < schedule.parts(member); ++index) {
+        const Part part = schedule.part(member, index);
+        const int steps = schedule.steps(part);
+        if (step < steps) {
+            const int count = problem.tiles - part.first;
+            int of_group = step / count, tile = part.first + step % count;
+            if (!CAUSAL) {
+                const int at = (step + schedule.offset(head, member, grid)) % steps;
+                of_group = at / problem.tiles, tile = at % problem.tiles;
+            } else if (part.descending) {
+                tile = problem.tiles - 1 - step % count;
+            }
+            problem.order[number] = schedule.visits(head, member, own, of_group, tile, grid);
+            return;
+        }
+        step -= steps, before += steps;
+    }
+}
+
+// After: dQ = scale * sums, rounded. A CTA for each tile.
+template <typename T, int D, int M> __global__ void __launch_bounds__(256) finish(const __grid_constant__ Gradients problem) {
+    constexpr bool SWAPPED = M % 64 != 0;
+    constexpr int ROWS = D == 128 ? M : 64;  // of a warpgroup's part
+    const int all_head = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
+    const int batch = all_head / problem.heads, head = all_head % problem.heads;
+    const float* const sums = problem.sums + static_cast<long long>(blockIdx.x) * (M * D);
+    T* const dq = static_cast<T*>(problem.dq) + batch * problem.dq_at.batch + head * problem.dq_at.head;
+#pragma unroll
+    for (int unit = threadIdx.x; unit < M * D / 8; unit += 256) {
+        const int row_of_sums = unit / 8, of_row = row_of_sums % ROWS, w = row_of_sums / ROWS;
+        const int row = tile * M + (D == 128 ? of_row : row_of_sums), column = (D == 128 ? 64 * w : 0) + unit % 8 * 8;
+        if (row >= problem.queries) continue;
+        const float4* const from = reinterpret_cast<const float4*>(sums + 64 * row_of_sums);
+        const int chunk = permuted<SWAPPED>(of_row, unit % 8 * 2);
+        const float4 a = from[chunk], b = from[chunk + 1];
+        const float scale = problem.scale;
+        const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale), pack<T>(b.x * scale, b.y * scale),
+                            pack<T>(b.z * scale, b.w * scale)};
+        *reinterpret_cast<uint4*>(dq + row * problem.dq_at.row + column) = both;
+    }
+}
