@@ -13,6 +13,12 @@ template <int D, int M, int STAGES> struct SharedStorage {
     unsigned char ds[2][CONSUMERS][M * 128];  // of a step and the next; then dV and dK, 64 columns in each of the two
     unsigned char sums[CONSUMERS][SUM_BYTES];
     alignas(128) float negated[STAGES][M], delta[STAGES][M];
+    int ahead[STAGES];  // of a stage's first query's last key, the first key of the block
+    struct Block {
+        int steps;        // none: the end
+        int batch, head;  // of K and V
+        int first_key;
+    } blocks[2];  // of this block of keys and the next
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     unsigned long long k_full, v_full, block_empty, sums_full[CONSUMERS], sums_empty[CONSUMERS];
 };
@@ -47,14 +53,17 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
             Walk<CAUSAL> walk(problem, part, offset);
             wait(shared_address(&smem.block_empty), parity);
             parity ^= 1;
+            const int steps = schedule.steps(part);
+            smem.blocks[parity] = {steps, batch, kv_head, KEYS * part.block};
             arrive_expecting(k_full, Storage::BLOCK_BYTES);
             for (int c = 0; c < Storage::COLUMNS; ++c)
                 load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, KEYS * part.block, kv_head, batch, k_full);
 #pragma unroll 1
-            for (int step = 0; step < schedule.steps(part); ++step) {
+            for (int step = 0; step < steps; ++step) {
                 const int query_head = kv_head * problem.group + walk.of_group;
                 const long long rows = (static_cast<long long>(batch * problem.heads + query_head) * problem.tiles + walk.tile) * M;
                 wait(q_empty + 8 * stage.index, stage.phase ^ 1);
+                smem.ahead[stage.index] = KEYS * part.block - problem.earlier - M * walk.tile;
                 arrive_expecting(q_full + 8 * stage.index, Storage::TILE_BYTES + 4 * M);
                 for (int c = 0; c < Storage::COLUMNS; ++c)
                     load_box(shared_address(smem.q[stage.index]) + c * M * 128, q, 64 * c, M * walk.tile, query_head, batch,
@@ -76,6 +85,9 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
             }
         }
     }
+    wait(shared_address(&smem.block_empty), parity);
+    smem.blocks[parity ^ 1].steps = 0;
+    arrive(k_full);
 }
 
 // One thread adds what the consumers leave of dQ to the sums in global memory, each tile's in its turn.
@@ -134,8 +146,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
     const unsigned sums_full = shared_address(smem.sums_full) + 8 * consumer, sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
-    const Schedule<M, CAUSAL> schedule(problem);
-    // Where this thread stores dS, dQ and, of each 64 columns, dV and dK.
+    // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
     float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[SWAPPED ? M / 2 : 32];
@@ -181,23 +192,23 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         commit_products();
     };
     // Scores become probabilities.
-    const auto exponentiate = [&](int block, int tile) {
-        const int first_key = KEYS * block + 64 * consumer;
-        if (first_key + 64 > problem.keys || (CAUSAL && first_key + 63 > tile * M + problem.earlier)) {
+    const auto exponentiate = [&] {
+        const int ahead = smem.ahead[stage.index] + 64 * consumer, left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
+        if (left < 64 || (CAUSAL && ahead + 63 > 0)) {
 #pragma unroll
             for (int n = 0; n < M / 2; ++n) {
-                const int key = first_key + 16 * warp + lane / 4 + n / 2 % 2 * 8, query = tile * M + n / 4 * 8 + lane % 4 * 2 + n % 2;
-                if (key >= problem.keys || (CAUSAL && key > query + problem.earlier)) s[n] = -infinity();
+                const int key = 16 * warp + lane / 4 + n / 2 % 2 * 8, query = n / 4 * 8 + lane % 4 * 2 + n % 2;
+                if (key >= left || (CAUSAL && key + ahead > query)) s[n] = -infinity();
             }
         }
         const unsigned negated = shared_address(smem.negated) + stage.index * (4 * M) + lane % 4 * 8;
 #pragma unroll
         for (int n = 0; n < M / 2; n += 4) {
             const float2 offset = load_pair(negated + 8 * n);
-            s[n] = exp2_approx(s[n] * scale_log2 + offset.x);
-            s[n + 1] = exp2_approx(s[n + 1] * scale_log2 + offset.y);
-            s[n + 2] = exp2_approx(s[n + 2] * scale_log2 + offset.x);
-            s[n + 3] = exp2_approx(s[n + 3] * scale_log2 + offset.y);
+            s[n] = exp2_here(s[n] * scale_log2 + offset.x);
+            s[n + 1] = exp2_here(s[n + 1] * scale_log2 + offset.y);
+            s[n + 2] = exp2_here(s[n + 2] * scale_log2 + offset.x);
+            s[n + 3] = exp2_here(s[n + 3] * scale_log2 + offset.y);
         }
     };
     const auto pack_into = [&](unsigned (&rows)[M / 16][4], const float (&from)[M / 2]) {
@@ -224,7 +235,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     // dQ of this step goes where one thread of the producer finds it.
     const auto leave_dq = [&] {
         const unsigned sums = shared_address(smem.sums[consumer]);
-        wait(sums_empty, step_parity ^ 1);
         if constexpr (SWAPPED) {
 #pragma unroll
             for (int n = 0; n < M / 2; ++n) {
@@ -242,7 +252,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         __syncwarp();
         arrive_for_warp(sums_full);
     };
-    const auto store_block = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, int block, int head) {
+    const auto store_block = [&](const TensorMap& map, const float (&sum)[D / 2], float factor) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -255,87 +265,86 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         publish_to_tma();
         synchronize(2 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
+            const auto& its = smem.blocks[block_parity];
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                store_box(map, 64 * c, KEYS * block + 64 * consumer, head % problem.kv_heads, head / problem.kv_heads,
-                          own_ds + c * (CONSUMERS * M * 128));
+                store_box(map, 64 * c, its.first_key + 64 * consumer, its.head, its.batch, own_ds + c * (CONSUMERS * M * 128));
             commit_stores();
             wait_for_stores();
         }
         synchronize(2 + consumer, 128);
     };
 
+    for (;;) {
+        wait(shared_address(&smem.k_full), block_parity);
+        int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
+        if (steps == 0) break;
+        const int add_last = steps > 1;
+        wait(q_full + 8 * stage.index, stage.phase);
+        begin_products();
+        scores();
+        finish_products<0>(s);
+        exponentiate();
+        wait(shared_address(&smem.v_full), block_parity);
+        wait(dout_full + 8 * stage.index, stage.phase);
+        begin_products();
+        values();
 #pragma unroll 1
-    for (int task = blockIdx.x; task < schedule.tasks(); task += gridDim.x) {
-        const int head = task / problem.tasks, member = task % problem.tasks;
-#pragma unroll 1
-        for (int index = 0; index < schedule.parts(member); ++index) {
-            const Part part = schedule.part(member, index);
-            Walk<CAUSAL> walk(problem, part, 0);
-            int steps = schedule.steps(part);
-            const int add_last = steps > 1;
-            wait(shared_address(&smem.k_full), block_parity);
+        for (int add = 0;; add = 1) {
+            pack_into(p, s);
+            begin_products();
+            accumulate(dv, p, shared_address(smem.dout) + stage.index * Storage::TILE_BYTES, add);
+            finish_products<1>(dp);
+            differentiate();
+            if (--steps == 0) break;
+            const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index, dout_done = dout_empty + 8 * stage.index;
+            stage.advance();
             wait(q_full + 8 * stage.index, stage.phase);
             begin_products();
             scores();
-            finish_products<0>(s);
-            exponentiate(part.block, walk.tile);
-            wait(shared_address(&smem.v_full), block_parity);
-            wait(dout_full + 8 * stage.index, stage.phase);
-            begin_products();
-            values();
-#pragma unroll 1
-            for (int add = 0;; add = 1) {
-                pack_into(p, s);
-                begin_products();
-                accumulate(dv, p, shared_address(smem.dout) + stage.index * Storage::TILE_BYTES, add);
-                finish_products<1>(dp);
-                differentiate();
-                if (--steps == 0) break;
-                const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index, dout_done = dout_empty + 8 * stage.index;
-                stage.advance();
-                walk.advance(problem, part);
-                wait(q_full + 8 * stage.index, stage.phase);
-                begin_products();
-                scores();
-                finish_products<1>(dv);
-                release(p);
-                copy_registers(ds, early, zero);
-                arrive_for_warp(dout_done);
-                synchronize(1, 128 * CONSUMERS);
-                begin_products();
-                multiply_by_keys();
-                accumulate(dk, ds, of_queries, add);
-                finish_products<2>(s);
-                exponentiate(part.block, walk.tile);
-                finish_products<1>(dq);
-                leave_dq();
-                step_parity ^= 1;
-                wait(dout_full + 8 * stage.index, stage.phase);
-                begin_products();
-                values();
-                finish_products<1>(dk);
-                release(ds);
-                arrive_for_warp(q_done);
-            }
-            finish_products<0>(dv);
-            arrive_for_warp(dout_empty + 8 * stage.index);
+            finish_products<1>(dv);
+            release(p);
             copy_registers(ds, early, zero);
+            arrive_for_warp(dout_done);
             synchronize(1, 128 * CONSUMERS);
             begin_products();
             multiply_by_keys();
-            accumulate(dk, ds, q_stage(), add_last);
+            accumulate(dk, ds, of_queries, add);
+            finish_products<2>(s);
+            exponentiate();
+            // ptxas would move the exponentials down to their use, behind the wait for dQ.
+            unsigned all = 0;
+#pragma unroll
+            for (int n = 0; n < M / 2; ++n) all |= __float_as_uint(s[n]);
+            wait(sums_empty, step_parity ^ 1 ^ (all & zero));
             finish_products<1>(dq);
             leave_dq();
             step_parity ^= 1;
-            finish_products<0>(dk);
-            arrive_for_warp(q_empty + 8 * stage.index);
-            arrive_for_warp(shared_address(&smem.block_empty));
-            stage.advance();
-            block_parity ^= 1;
-            synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
-            store_block(dv_map, dv, 1, part.block, head);
-            store_block(dk_map, dk, problem.scale, part.block, head);
+            wait(dout_full + 8 * stage.index, stage.phase);
+            begin_products();
+            values();
+            finish_products<1>(dk);
+            release(ds);
+            arrive_for_warp(q_done);
         }
+        finish_products<0>(dv);
+        arrive_for_warp(dout_empty + 8 * stage.index);
+        copy_registers(ds, early, zero);
+        synchronize(1, 128 * CONSUMERS);
+        begin_products();
+        multiply_by_keys();
+        accumulate(dk, ds, q_stage(), add_last);
+        wait(sums_empty, step_parity ^ 1);
+        finish_products<1>(dq);
+        leave_dq();
+        step_parity ^= 1;
+        finish_products<0>(dk);
+        arrive_for_warp(q_empty + 8 * stage.index);
+        arrive_for_warp(shared_address(&smem.block_empty));
+        stage.advance();
+        synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
+        store_block(dv_map, dv, 1);
+        store_block(dk_map, dk, problem.scale);
+        block_parity ^= 1;
     }
 }
 

@@ -170,6 +170,13 @@ __device__ __forceinline__ unsigned long long advanced(unsigned long long descri
     return sum;
 }
 
+// exp2_approx() that stays where it stands: the compiler would move it behind the wait for a product.
+__device__ __forceinline__ float exp2_here(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x) : "memory");
+    return y;
+}
+
 // Shared and global memory --------------------------------------------------------------------------------------------
 
 // Four 8 x 8 matrices go to shared memory transposed: lane l gives the address of column l % 8 of matrix l / 8.
