@@ -14,120 +14,102 @@ template <int D, int M, int STAGES> struct SharedStorage {
     unsigned char sums[CONSUMERS][SUM_BYTES];
     alignas(128) float negated[STAGES][M], delta[STAGES][M];
     int ahead[STAGES];  // of a stage's first query's last key, the first key of the block
-    struct Block {
-        int steps;        // none: the end
-        int batch, head;  // of K and V
-        int first_key;
-    } blocks[2];  // of this block of keys and the next
+    Part blocks[2];     // of this block of keys and the next; no steps: the end
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     unsigned long long k_full, v_full, block_empty, sums_full[CONSUMERS], sums_empty[CONSUMERS];
 };
 
-// The stage of a ring at a step, and the parity of the phase in which it is filled.
+// The stage of a ring at a step, and the parity of the phase in which it is filled, in one register.
 template <int STAGES> struct Stage {
-    int index = 0;
-    unsigned phase = 0;
+    int packed = 0;
+    __device__ __forceinline__ int index() const { return packed >> 1; }
+    __device__ __forceinline__ unsigned phase() const { return packed & 1; }
     __device__ __forceinline__ void advance() {
-        if (++index == STAGES) index = 0, phase ^= 1;
+        packed += 2;
+        if (packed >= 2 * STAGES) packed = (packed ^ 1) - 2 * STAGES;
     }
 };
 
 // One thread loads K, V, Q and dO with what belongs to their rows.
-template <int D, bool CAUSAL, int M, int STAGES>
+template <int D, int M, int STAGES>
 __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                                      const TensorMap& dout, const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
-    const Schedule<M, CAUSAL> schedule(problem);
-    const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
-    const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
     const unsigned k_full = shared_address(&smem.k_full), v_full = shared_address(&smem.v_full);
+    const unsigned block_empty = shared_address(&smem.block_empty);
     Stage<STAGES> stage;
-    unsigned parity = 1;  // of `block_empty`
+    unsigned parity = 0;
+    int next = 0;
 #pragma unroll 1
-    for (int task = blockIdx.x; task < schedule.tasks(); task += gridDim.x) {
-        const int head = task / problem.tasks, member = task % problem.tasks;
-        const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads, offset = schedule.offset(head, member, gridDim.x);
+    for (int at = 2 * blockIdx.x; at < 2 * problem.all_tasks; at += at % 2 ? 2 * gridDim.x - 1 : 1) {
+        if (at % 2 == 0) next = at / 2 * problem.steps;
+        const Part part = problem.parts[at];
+        if (part.steps == 0) continue;
+        wait(block_empty, parity ^ 1);
+        smem.blocks[parity] = part;
+        parity ^= 1;
+        arrive_expecting(k_full, Storage::BLOCK_BYTES);
+        for (int c = 0; c < Storage::COLUMNS; ++c)
+            load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, part.first_key, part.kv_head, part.batch, k_full);
+        arrive_expecting(v_full, Storage::BLOCK_BYTES);
+        for (int c = 0; c < Storage::COLUMNS; ++c)
+            load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, part.kv_head, part.batch, v_full);
+        Step now = problem.order[next++];
 #pragma unroll 1
-        for (int index = 0; index < schedule.parts(member); ++index) {
-            const Part part = schedule.part(member, index);
-            Walk<CAUSAL> walk(problem, part, offset);
-            wait(shared_address(&smem.block_empty), parity);
-            parity ^= 1;
-            const int steps = schedule.steps(part);
-            smem.blocks[parity] = {steps, batch, kv_head, KEYS * part.block};
-            arrive_expecting(k_full, Storage::BLOCK_BYTES);
+        for (int left = part.steps; left > 0; --left) {
+            const unsigned q_full = shared_address(smem.q_full + stage.index()), dout_full = shared_address(smem.dout_full + stage.index());
+            const int row = M * now.tile(), rows = ((part.batch * problem.heads + now.head()) * problem.tiles + now.tile()) * M;
+            wait(shared_address(smem.q_empty + stage.index()), stage.phase() ^ 1);
+            smem.ahead[stage.index()] = part.first_key - problem.earlier - row;
+            arrive_expecting(q_full, Storage::TILE_BYTES + 4 * M);
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, KEYS * part.block, kv_head, batch, k_full);
-#pragma unroll 1
-            for (int step = 0; step < steps; ++step) {
-                const int query_head = kv_head * problem.group + walk.of_group;
-                const long long rows = (static_cast<long long>(batch * problem.heads + query_head) * problem.tiles + walk.tile) * M;
-                wait(q_empty + 8 * stage.index, stage.phase ^ 1);
-                smem.ahead[stage.index] = KEYS * part.block - problem.earlier - M * walk.tile;
-                arrive_expecting(q_full + 8 * stage.index, Storage::TILE_BYTES + 4 * M);
-                for (int c = 0; c < Storage::COLUMNS; ++c)
-                    load_box(shared_address(smem.q[stage.index]) + c * M * 128, q, 64 * c, M * walk.tile, query_head, batch,
-                             q_full + 8 * stage.index);
-                load_bytes(shared_address(smem.negated[stage.index]), problem.negated + rows, 4 * M, q_full + 8 * stage.index);
-                if (step == 0) {
-                    arrive_expecting(v_full, Storage::BLOCK_BYTES);
-                    for (int c = 0; c < Storage::COLUMNS; ++c)
-                        load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, KEYS * part.block, kv_head, batch, v_full);
-                }
-                wait(dout_empty + 8 * stage.index, stage.phase ^ 1);
-                arrive_expecting(dout_full + 8 * stage.index, Storage::TILE_BYTES + 4 * M);
-                for (int c = 0; c < Storage::COLUMNS; ++c)
-                    load_box(shared_address(smem.dout[stage.index]) + c * M * 128, dout, 64 * c, M * walk.tile, query_head, batch,
-                             dout_full + 8 * stage.index);
-                load_bytes(shared_address(smem.delta[stage.index]), problem.delta + rows, 4 * M, dout_full + 8 * stage.index);
-                stage.advance();
-                walk.advance(problem, part);
-            }
+                load_box(shared_address(smem.q[stage.index()]) + c * M * 128, q, 64 * c, row, now.head(), part.batch, q_full);
+            load_bytes(shared_address(smem.negated[stage.index()]), problem.negated + rows, 4 * M, q_full);
+            wait(shared_address(smem.dout_empty + stage.index()), stage.phase() ^ 1);
+            arrive_expecting(dout_full, Storage::TILE_BYTES + 4 * M);
+            for (int c = 0; c < Storage::COLUMNS; ++c)
+                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, now.head(), part.batch, dout_full);
+            load_bytes(shared_address(smem.delta[stage.index()]), problem.delta + rows, 4 * M, dout_full);
+            stage.advance();
+            if (left > 1) now = problem.order[next++];
         }
     }
-    wait(shared_address(&smem.block_empty), parity);
-    smem.blocks[parity ^ 1].steps = 0;
+    wait(block_empty, parity ^ 1);
+    smem.blocks[parity].steps = 0;
     arrive(k_full);
 }
 
 // One thread adds what the consumers leave of dQ to the sums in global memory, each tile's in its turn.
-template <int D, bool CAUSAL, int M, int STAGES>
+template <int D, int M, int STAGES>
 __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
-    const Schedule<M, CAUSAL> schedule(problem);
     const unsigned full = shared_address(smem.sums_full), empty = shared_address(smem.sums_empty);
     unsigned parity = 0;
+    for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
+        const Step* next = problem.order + static_cast<long long>(task) * problem.steps;
+        const Part* const parts = problem.parts + 2 * task;
+        const int first_head = parts[1].batch * problem.heads;
 #pragma unroll 1
-    for (int task = blockIdx.x; task < schedule.tasks(); task += gridDim.x) {
-        const int head = task / problem.tasks, member = task % problem.tasks;
-        const int offset = schedule.offset(head, member, gridDim.x);
-        const int* order = problem.order + static_cast<long long>(task) * problem.steps;
-#pragma unroll 1
-        for (int index = 0; index < schedule.parts(member); ++index) {
-            const Part part = schedule.part(member, index);
-            Walk<CAUSAL> walk(problem, part, offset);
-#pragma unroll 1
-            for (int step = 0; step < schedule.steps(part); ++step) {
-                const int turn = *order++, tile = (head * problem.group + walk.of_group) * problem.tiles + walk.tile;
-                float* const sums = problem.sums + static_cast<long long>(tile) * (M * D);
-                wait_for_turn(problem.turns + tile, turn);
+        for (int left = parts[0].steps + parts[1].steps; left > 0; --left) {
+            const Step now = *next++;
+            const int tile = (first_head + now.head()) * problem.tiles + now.tile();
+            float* const sums = problem.sums + static_cast<long long>(tile) * (M * D);
+            wait_for_turn(problem.turns + tile, now.turn);
 #pragma unroll
-                for (int w = 0; w < CONSUMERS; ++w) {
-                    wait(full + 8 * w, parity);
-                    const unsigned from = shared_address(smem.sums[w]);
-                    if (turn) add_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
-                    else store_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
-                    commit_stores();
-                }
-                wait_until_read<1>();
-                arrive(empty);
-                wait_until_read<0>();
-                arrive(empty + 8);
-                wait_until_stored();
-                pass_turn(problem.turns + tile, turn + 1);
-                parity ^= 1;
-                walk.advance(problem, part);
+            for (int w = 0; w < CONSUMERS; ++w) {
+                wait(full + 8 * w, parity);
+                const unsigned from = shared_address(smem.sums[w]);
+                if (now.turn) add_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
+                else store_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
+                commit_stores();
             }
+            wait_until_read<1>();
+            arrive(empty);
+            wait_until_read<0>();
+            arrive(empty + 8);
+            wait_until_stored();
+            pass_turn(problem.turns + tile, now.turn + 1);
+            parity ^= 1;
         }
     }
 }
@@ -155,10 +137,10 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     Stage<STAGES> stage;
     unsigned step_parity = 0, block_parity = 0;
 
-    const auto q_stage = [&] { return shared_address(smem.q) + stage.index * Storage::TILE_BYTES; };
+    const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
     const auto scores = [&] {
         const auto keys = descriptor(k_block + consumer * 64 * 128, 16, 1024);
-        const auto queries = descriptor(shared_address(smem.q) + stage.index * Storage::TILE_BYTES, 16, 1024);
+        const auto queries = descriptor(shared_address(smem.q) + stage.index() * Storage::TILE_BYTES, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
             multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
@@ -166,7 +148,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     };
     const auto values = [&] {  // V * dO^T
         const auto keys = descriptor(v_block + consumer * 64 * 128, 16, 1024);
-        const auto queries = descriptor(shared_address(smem.dout) + stage.index * Storage::TILE_BYTES, 16, 1024);
+        const auto queries = descriptor(shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
             multiply<T, false>(dp, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
@@ -193,7 +175,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     };
     // Scores become probabilities.
     const auto exponentiate = [&] {
-        const int ahead = smem.ahead[stage.index] + 64 * consumer, left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
+        const int ahead = smem.ahead[stage.index()] + 64 * consumer, left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
         if (left < 64 || (CAUSAL && ahead + 63 > 0)) {
 #pragma unroll
             for (int n = 0; n < M / 2; ++n) {
@@ -201,7 +183,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 if (key >= left || (CAUSAL && key + ahead > query)) s[n] = -infinity();
             }
         }
-        const unsigned negated = shared_address(smem.negated) + stage.index * (4 * M) + lane % 4 * 8;
+        const unsigned negated = shared_address(smem.negated) + stage.index() * (4 * M) + lane % 4 * 8;
 #pragma unroll
         for (int n = 0; n < M / 2; n += 4) {
             const float2 offset = load_pair(negated + 8 * n);
@@ -217,7 +199,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     };
     // dS = P * (dP - delta), in registers and in shared memory, there queries by keys.
     const auto differentiate = [&] {
-        const unsigned delta = shared_address(smem.delta) + stage.index * (4 * M) + lane % 4 * 8;
+        const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8;
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
         const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
 #pragma unroll
@@ -267,7 +249,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         if (threadIdx.x % 128 == 0) {
             const auto& its = smem.blocks[block_parity];
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                store_box(map, 64 * c, its.first_key + 64 * consumer, its.head, its.batch, own_ds + c * (CONSUMERS * M * 128));
+                store_box(map, 64 * c, its.first_key + 64 * consumer, its.kv_head, its.batch, own_ds + c * (CONSUMERS * M * 128));
             commit_stores();
             wait_for_stores();
         }
@@ -279,26 +261,26 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
         if (steps == 0) break;
         const int add_last = steps > 1;
-        wait(q_full + 8 * stage.index, stage.phase);
+        wait(q_full + 8 * stage.index(), stage.phase());
         begin_products();
         scores();
         finish_products<0>(s);
         exponentiate();
         wait(shared_address(&smem.v_full), block_parity);
-        wait(dout_full + 8 * stage.index, stage.phase);
+        wait(dout_full + 8 * stage.index(), stage.phase());
         begin_products();
         values();
 #pragma unroll 1
         for (int add = 0;; add = 1) {
             pack_into(p, s);
             begin_products();
-            accumulate(dv, p, shared_address(smem.dout) + stage.index * Storage::TILE_BYTES, add);
+            accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
             finish_products<1>(dp);
             differentiate();
             if (--steps == 0) break;
-            const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index, dout_done = dout_empty + 8 * stage.index;
+            const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index(), dout_done = dout_empty + 8 * stage.index();
             stage.advance();
-            wait(q_full + 8 * stage.index, stage.phase);
+            wait(q_full + 8 * stage.index(), stage.phase());
             begin_products();
             scores();
             finish_products<1>(dv);
@@ -319,7 +301,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             finish_products<1>(dq);
             leave_dq();
             step_parity ^= 1;
-            wait(dout_full + 8 * stage.index, stage.phase);
+            wait(dout_full + 8 * stage.index(), stage.phase());
             begin_products();
             values();
             finish_products<1>(dk);
@@ -327,7 +309,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             arrive_for_warp(q_done);
         }
         finish_products<0>(dv);
-        arrive_for_warp(dout_empty + 8 * stage.index);
+        arrive_for_warp(dout_empty + 8 * stage.index());
         copy_registers(ds, early, zero);
         synchronize(1, 128 * CONSUMERS);
         begin_products();
@@ -338,7 +320,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         leave_dq();
         step_parity ^= 1;
         finish_products<0>(dk);
-        arrive_for_warp(q_empty + 8 * stage.index);
+        arrive_for_warp(q_empty + 8 * stage.index());
         arrive_for_warp(shared_address(&smem.block_empty));
         stage.advance();
         synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
@@ -375,8 +357,8 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<24>();
-        if (threadIdx.x == 0) load<D, CAUSAL>(smem, q, k, v, dout, problem);
-        if (threadIdx.x == 32) add<D, CAUSAL>(smem, problem);
+        if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
+        else if (threadIdx.x == 32) add(smem, problem);
         return;
     }
     take_registers<240>();
@@ -417,28 +399,26 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
         }
         return;
     }
-    const Schedule<M, CAUSAL> schedule(problem);
+    const Schedule<M, CAUSAL> schedule{problem, grid};
     const long long number = static_cast<long long>(blockIdx.x - row_ctas) * 256 + threadIdx.x;
     const int task = static_cast<int>(number / problem.steps), head = task / problem.tasks, member = task % problem.tasks;
-    int step = static_cast<int>(number % problem.steps), before = 0;
-    if (task >= schedule.tasks()) return;
-    const int own = step;
-    for (int index = 0; index < schedule.parts(member); ++index) {
-        const Part part = schedule.part(member, index);
-        const int steps = schedule.steps(part);
-        if (step < steps) {
-            const int count = problem.tiles - part.first;
-            int of_group = step / count, tile = part.first + step % count;
-            if (!CAUSAL) {
-                const int at = (step + schedule.offset(head, member, grid)) % steps;
-                of_group = at / problem.tiles, tile = at % problem.tiles;
-            } else if (part.descending) {
-                tile = problem.tiles - 1 - step % count;
-            }
-            problem.order[number] = schedule.visits(head, member, own, of_group, tile, grid);
-            return;
+    const int own = static_cast<int>(number % problem.steps), parts = schedule.parts(member);
+    if (task >= problem.all_tasks) return;
+    for (int index = 0, before = 0; index < 2; ++index) {
+        const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
+        if (index == 0 && parts == 1) {
+            if (own == 0) problem.parts[2 * task] = {0, batch, kv_head, 0};
+            continue;
         }
-        step -= steps, before += steps;
+        const Range range = schedule.range(member, parts == 2 ? index : 0);
+        const int steps = schedule.steps(range), step = own - before, count = problem.tiles - range.first;
+        before += steps;
+        if (own == 0) problem.parts[2 * task + index] = {steps, batch, kv_head, KEYS * range.block};
+        if (step < 0 || step >= steps) continue;
+        const int at = CAUSAL ? step : (step + schedule.offset(head, member)) % steps, of_group = at / count;
+        const int tile = range.descending ? problem.tiles - 1 - at % count : range.first + at % count;
+        problem.order[number] = {schedule.visits(head, member, own, of_group, tile),
+                                 static_cast<unsigned>(kv_head * problem.group + of_group) << 16 | tile};
     }
 }
 

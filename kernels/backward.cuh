@@ -4,7 +4,7 @@
 // see them, of all query heads that share the head. CTA c of a grid of C has the tasks c, c + C, ...; those that begin together
 // are a round. A CTA passes its tiles one by one, a step each. In a step it adds to dQ of one tile, and `visits` numbers the
 // steps that add to a tile by the time at which they come if every step of every CTA took equally long. That is the order of
-// addition: by round, by step, by task. All CTAs are there at once, and each takes its steps in this order. So the first
+// addition: by round, by step, by task (without the mask the last task first). All CTAs are there at once, and each takes its steps in this order. So the first
 // step that is not over waits for nobody, and none waits for good.
 //
 // Without the mask, the tasks of a head in a round begin apart and go round, so that no two want a tile at one step. Under it,
@@ -19,31 +19,48 @@ constexpr int KEYS = 128;
 struct Strides { long long batch, head, row; };
 
 // Queries are in `tiles` of M rows for each of `heads`, keys in `blocks`; `group` query heads share one of `kv_heads`. Under the
-// mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most. `out`, `dout` and `dq` are
+// mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most; `all_tasks` are all heads'. `out`, `dout` and `dq` are
 // rows of D elements, `lse` is dense. The others are the workspace: of each row the negated log-sum-exp in powers of two, and
-// the row sum of O * dO; sums, which are dQ in floats, D * M of each tile; the turn of each step on its tile, tasks * steps of
-// each head of K and V; and how many turns each tile has had.
+// the row sum of O * dO; sums, which are dQ in floats, D * M of each tile; how many turns each tile has had; and the schedule
+// as `prepare` writes it, two parts of each task, of which the first may have no step, and up to `steps` steps of a task.
 struct Gradients {
     const void *out, *dout;
     const float* lse;
     void* dq;
     float *negated, *delta, *sums;
-    int *order, *turns;
+    int* turns;
+    struct Part* parts;
+    struct Step* order;
     Strides out_at, dout_at, dq_at;
-    int batch, heads, kv_heads, group, queries, keys, earlier, tiles, blocks, tasks, steps, paired;
+    int batch, heads, kv_heads, group, queries, keys, earlier, tiles, blocks, tasks, all_tasks, steps, paired;
     float scale;
 };
 
-// The keys of a task that a CTA goes through at once: a block, the first tile that sees it, and how it goes through the
-// tiles of a query head: from the first one up, from the last one down, or, without the mask, from any one round.
-struct Part {
+// What is in memory of a block of keys that a task goes through, and of a step: its turn on its tile, and the tile's number
+// among those of its query head, with the head above it.
+struct alignas(16) Part { int steps, batch, kv_head, first_key; };
+struct alignas(8) Step {
+    int turn;
+    unsigned place;
+    __device__ __forceinline__ int head() const { return place >> 16; }
+    __device__ __forceinline__ int tile() const { return place & 0xFFFF; }
+};
+
+// A block of keys, the first tile that sees it, and how a task goes through the tiles of a query head: from the first one
+// up, from the last one down, or, without the mask, from any one round.
+struct Range {
     int block, first, descending;
 };
 
 template <int M, bool CAUSAL> struct Schedule {
     const Gradients& problem;
-    __device__ __forceinline__ explicit Schedule(const Gradients& problem) : problem(problem) {}
-    __device__ __forceinline__ int tasks() const { return problem.batch * problem.kv_heads * problem.tasks; }
+    int grid;
+    // The tasks of a head that are in one round with `member`: from `least` to before `most`.
+    struct Round { int least, most; };
+    __device__ __forceinline__ Round round(int head, int member) const {
+        const int begin = head * problem.tasks, first = (begin + member) / grid * grid - begin;
+        return {max(0, first), min(problem.tasks, first + grid)};
+    }
     // The first tile of which a query sees the block.
     __device__ __forceinline__ int first_tile(int block) const {
         return CAUSAL ? max(0, KEYS * block - problem.earlier) / M : 0;
@@ -51,63 +68,36 @@ template <int M, bool CAUSAL> struct Schedule {
     __device__ __forceinline__ int parts(int member) const {
         return CAUSAL && problem.paired && problem.blocks - 1 - member != member ? 2 : 1;
     }
-    __device__ __forceinline__ Part part(int member, int index) const {
+    __device__ __forceinline__ Range range(int member, int index) const {
         const bool short_one = index + 1 < parts(member);
         const int block = short_one ? problem.blocks - 1 - member : member;
         return {block, first_tile(block), CAUSAL && problem.paired && !short_one};
     }
-    __device__ __forceinline__ int steps(const Part& part) const { return problem.group * (problem.tiles - part.first); }
+    __device__ __forceinline__ int steps(const Range& range) const { return problem.group * (problem.tiles - range.first); }
     // Without the mask: the tile, over the query heads of the group, with which a task begins.
-    __device__ __forceinline__ int offset(int head, int member, int grid) const {
-        if (CAUSAL) return 0;
-        const int begin = head * problem.tasks, round = (begin + member) / grid * grid;
-        const int least = max(0, round - begin), most = min(problem.tasks, round + grid - begin);
-        return static_cast<int>(static_cast<long long>(member - least) * problem.group * problem.tiles / (most - least));
+    __device__ __forceinline__ int offset(int head, int member) const {
+        const Round its = round(head, member);
+        return static_cast<long long>(member - its.least) * steps({}) / (its.most - its.least);
     }
-    // The step of a part, counted from its task's begin, at which it has a tile of a query head; -1 if it never has.
-    __device__ __forceinline__ int time(const Part& part, int before, int of_group, int tile, int offset) const {
-        if (tile < part.first) return -1;
-        if (!CAUSAL) {
-            const int at = of_group * problem.tiles + tile - offset;
-            return at < 0 ? at + problem.group * problem.tiles : at;
+    // How many steps add to a tile before the one that is number `own` of a task.
+    __device__ __forceinline__ int visits(int head, int member, int own, int of_group, int tile) const {
+        const Round its = round(head, member);
+        if (!CAUSAL) {  // those that began with this tile or before it, the last first, then the others
+            const int together = its.most - its.least;
+            const long long behind = of_group * problem.tiles + tile + 1;
+            const int first = static_cast<int>((behind * together - 1) / steps({}));
+            return its.least + (first - (member - its.least) + together) % together;
         }
-        const int count = problem.tiles - part.first;
-        return before + of_group * count + (part.descending ? problem.tiles - 1 - tile : tile - part.first);
-    }
-    // How many steps of other tasks, or earlier ones of this task, add to a tile before the one at `own` of a task.
-    __device__ __forceinline__ int visits(int head, int member, int own, int of_group, int tile, int grid) const {
-        const int begin = head * problem.tasks, round = (begin + member) / grid;
         int count = 0;
-        for (int other = 0; other < problem.tasks; ++other) {
-            const int later = (begin + other) / grid - round;
-            if (later > 0) break;
-            int before = 0;
-            const int start = offset(head, other, grid);
-            for (int index = 0; index < parts(other); ++index) {
-                const Part its = part(other, index);
-                const int at = time(its, before, of_group, tile, start);
-                before += steps(its);
-                count += at >= 0 && (later < 0 || at < own || (at == own && other < member));
+        for (int other = 0; other < its.most; ++other)
+            for (int index = 0, before = 0; index < parts(other); ++index) {
+                const Range range = this->range(other, index);
+                const int of_head = problem.tiles - range.first;
+                const int at = before + of_group * of_head + (range.descending ? problem.tiles - 1 - tile : tile - range.first);
+                before += steps(range);
+                count += tile >= range.first && (other < its.least || at < own || (at == own && other < member));
             }
-        }
         return count;
-    }
-};
-
-// The tile of a step, and the next one's.
-template <bool CAUSAL> struct Walk {
-    int of_group, tile;
-    __device__ __forceinline__ Walk(const Gradients& problem, const Part& part, int offset) {
-        of_group = CAUSAL ? 0 : offset / problem.tiles;
-        tile = CAUSAL ? part.descending ? problem.tiles - 1 : part.first : offset % problem.tiles;
-    }
-    __device__ __forceinline__ void advance(const Gradients& problem, const Part& part) {
-        if (CAUSAL && part.descending) {
-            if (--tile < part.first) tile = problem.tiles - 1, ++of_group;
-        } else if (++tile == problem.tiles) {
-            tile = part.first;
-            if (++of_group == problem.group) of_group = 0;
-        }
     }
 };
 
