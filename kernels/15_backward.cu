@@ -242,7 +242,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 const unsigned both = pack<T>(sum[4 * d + 2 * half] * factor, sum[4 * d + 2 * half + 1] * factor);
                 const unsigned to = own_ds + d / 8 * (CONSUMERS * M * 128) +
                                     swizzled_offset(16 * warp + lane / 4 + 8 * half, d % 8) + lane % 4 * 4;
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
+                store_word(to, both);
             }
         publish_to_tma();
         synchronize(2 + consumer, 128);

@@ -185,6 +185,9 @@ __device__ __forceinline__ void store_pair(unsigned address, float x, float y) {
 __device__ __forceinline__ void store_one(unsigned address, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
+__device__ __forceinline__ void store_word(unsigned address, unsigned x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 // One elected thread of the warp arrives.
 __device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
     asm volatile("{\n"
