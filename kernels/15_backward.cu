@@ -119,8 +119,7 @@ template <typename T, int D, bool CAUSAL, int M, int STAGES>
 __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const TensorMap& dk_map, const TensorMap& dv_map,
                                         const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
-    constexpr bool SWAPPED = M % 64 != 0;  // dQ is computed transposed
-    static_assert(SWAPPED ? D == 128 : D * M == 128 * 64, "dQ is a product of 64 rows for each warpgroup");
+    static_assert(D == 64 || M == 64, "dQ is a product of 64 rows for each warpgroup");
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
@@ -131,7 +130,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
-    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[SWAPPED ? M / 2 : 32];
+    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[D == 128 ? 32 : M / 4];
     unsigned p[M / 16][4], early[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
@@ -163,12 +162,12 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     };
     const auto multiply_by_keys = [&] {  // dQ = dS * K
         const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
-        const auto of_ds = descriptor(rows + (D == 64 ? consumer * 64 * 128 : 0), 16, 1024);
+        const auto of_ds = descriptor(rows + (D == 64 ? consumer * M / 2 * 128 : 0), 16, 1024);
         const auto of_keys = descriptor(k_block + (D == 64 ? 0 : consumer * KEYS * 128), KEYS * 128, 1024);
 #pragma unroll
         for (int j = 0; j < KEYS / 16; ++j) {
             const auto a = advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), b = advanced(of_keys, 16 * j * 128);
-            if constexpr (SWAPPED) multiply_columns<T>(dq, b, a, j);
+            if constexpr (SWAPPED<D, M>) multiply_columns<T>(dq, b, a, j);
             else multiply<T, true>(dq, a, b, j);
         }
         commit_products();
@@ -217,9 +216,9 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     // dQ of this step goes where one thread of the producer finds it.
     const auto leave_dq = [&] {
         const unsigned sums = shared_address(smem.sums[consumer]);
-        if constexpr (SWAPPED) {
+        if constexpr (SWAPPED<D, M>) {
 #pragma unroll
-            for (int n = 0; n < M / 2; ++n) {
+            for (int n = 0; n < M / 4; ++n) {
                 const int row = n / 4 * 8 + lane % 4 * 2 + n % 2, column = 16 * warp + lane / 4 + n / 2 % 2 * 8;
                 store_one(sums + 256 * row + permuted<true>(row, column / 4) * 16 + column % 4 * 4, dq[n]);
             }
@@ -424,19 +423,17 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
 
 // After: dQ = scale * sums, rounded. A CTA for each tile.
 template <typename T, int D, int M> __global__ void __launch_bounds__(256) finish(const __grid_constant__ Gradients problem) {
-    constexpr bool SWAPPED = M % 64 != 0;
-    constexpr int ROWS = D == 128 ? M : 64;  // of a warpgroup's part
     const int all_head = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
     const int batch = all_head / problem.heads, head = all_head % problem.heads;
     const float* const sums = problem.sums + static_cast<long long>(blockIdx.x) * (M * D);
     T* const dq = static_cast<T*>(problem.dq) + batch * problem.dq_at.batch + head * problem.dq_at.head;
 #pragma unroll
     for (int unit = threadIdx.x; unit < M * D / 8; unit += 256) {
-        const int row_of_sums = unit / 8, of_row = row_of_sums % ROWS, w = row_of_sums / ROWS;
-        const int row = tile * M + (D == 128 ? of_row : row_of_sums), column = (D == 128 ? 64 * w : 0) + unit % 8 * 8;
+        const int row_of_sums = unit / 8, of_row = row_of_sums % PART_ROWS<D, M>;
+        const int row = tile * M + (D == 128 ? of_row : row_of_sums), column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
         if (row >= problem.queries) continue;
         const float4* const from = reinterpret_cast<const float4*>(sums + 64 * row_of_sums);
-        const int chunk = permuted<SWAPPED>(of_row, unit % 8 * 2);
+        const int chunk = permuted<SWAPPED<D, M>>(of_row, unit % 8 * 2);
         const float4 a = from[chunk], b = from[chunk + 1];
         const float scale = problem.scale;
         const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale), pack<T>(b.x * scale, b.y * scale),

@@ -101,20 +101,49 @@ template <int M, bool CAUSAL> struct Schedule {
     }
 };
 
-// dQ in floats: of each tile the part of one warpgroup after the other's, in rows of 64. A row's 16-byte chunks are permuted,
-// so that the floats of a warp's accumulators lie in all banks. Where queries are the columns of the product, its neighbours
-// in memory are two rows apart.
-template <bool SWAPPED> __device__ __forceinline__ int permuted(int row, int chunk) {
-    return chunk ^ (SWAPPED ? row / 2 % 4 : row % 4) * 2;
+// dQ in floats: of each tile the part of one warpgroup after the other's, in rows of 64, of which a part has PART_ROWS. At
+// D = 128 a part is 64 columns, at D = 64 half of the queries. A row's 16-byte chunks are permuted, so that the floats that a
+// warp stores at once lie in all banks. Where dQ is computed transposed, they are of every other row.
+template <int D, int M> constexpr int PART_ROWS = D == 128 ? M : M / 2;
+template <int D, int M> constexpr bool SWAPPED = D == 64 || M % 64 != 0;
+template <bool EVERY_OTHER> __device__ __forceinline__ int permuted(int row, int chunk) {
+    return chunk ^ (EVERY_OTHER ? row / 2 % 4 : row % 4) * 2;
 }
 
 // wgmma ---------------------------------------------------------------------------------------------------------------
 
-#define OPERANDS_40(c) OPERANDS_32(c), EIGHT(c, 32)
-#define NAMES_40 NAMES_36 ", %36, %37, %38, %39"
-template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[40]) {
-    asm volatile("wgmma.wait_group.sync.aligned %40;" : OPERANDS_40(c) : "n"(PENDING) : "memory");
-}
+#define OPERANDS_16(c) EIGHT(c, 0), EIGHT(c, 8)
+#define OPERANDS_24(c) OPERANDS_16(c), EIGHT(c, 16)
+#define OPERANDS_48(c) OPERANDS_32(c), EIGHT(c, 32), EIGHT(c, 40)
+#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NAMES_48 NAMES_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define FINISH(N) \
+    template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[N]) { \
+        asm volatile("wgmma.wait_group.sync.aligned %" #N ";" : OPERANDS_##N(c) : "n"(PENDING) : "memory"); \
+    }
+FINISH(16)
+FINISH(24)
+FINISH(48)
+// A is read transposed: its 64 rows are columns in shared memory.
+template <typename T, int N>
+__device__ __forceinline__ void multiply_columns(float (&c)[N], unsigned long long a, unsigned long long b, int add);
+// A (64 x 16) and B^T from rows in shared memory, or A from columns.
+#define MULTIPLY(N, COLUMNS, N1, N2, T, TYPE, A_TRANSPOSED, FUNCTION) \
+    template <> __device__ __forceinline__ void FUNCTION(float (&c)[N], unsigned long long a, unsigned long long b, int add) { \
+        asm volatile("{.reg .pred add; setp.ne.s32 add, %" #N2 ", 0;" \
+                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES_##N "}, " \
+                     "%" #N ", %" #N1 ", add, 1, 1, " #A_TRANSPOSED ", 0;}" \
+                     : OPERANDS_##N(c) \
+                     : "l"(a), "l"(b), "r"(add)); \
+    }
+#define SCORES(T) multiply<T, false>
+#define MULTIPLIES(T, TYPE) \
+    MULTIPLY(16, 32, 17, 18, T, TYPE, 1, multiply_columns<T>) \
+    MULTIPLY(24, 48, 25, 26, T, TYPE, 1, multiply_columns<T>) \
+    MULTIPLY(48, 96, 49, 50, T, TYPE, 0, SCORES(T))
+MULTIPLIES(__half, "f16")
+MULTIPLIES(__nv_bfloat16, "bf16")
 // Products that read these registers are over: until here the compiler keeps them.
 template <int N> __device__ __forceinline__ void release(const unsigned (&rows)[N][4]) {
 #pragma unroll
@@ -128,29 +157,6 @@ template <int N> __device__ __forceinline__ void copy_registers(unsigned (&to)[N
 #pragma unroll
         for (int i = 0; i < 4; ++i) asm volatile("or.b32 %0, %1, %2;" : "=r"(to[j][i]) : "r"(from[j][i]), "r"(zero) : "memory");
 }
-// A is read transposed: its 64 rows are columns in shared memory.
-template <typename T, int N>
-__device__ __forceinline__ void multiply_columns(float (&c)[N], unsigned long long a, unsigned long long b, int add);
-#define WGMMA_40(T, TYPE) \
-    template <> \
-    __device__ __forceinline__ void multiply<T, false, 40>(float (&c)[40], unsigned long long a, unsigned long long b, int add) { \
-        asm volatile("{.reg .pred add; setp.ne.s32 add, %42, 0;" \
-                     "wgmma.mma_async.sync.aligned.m64n80k16.f32." TYPE "." TYPE " {" NAMES_40 "}, " \
-                     "%40, %41, add, 1, 1, 0, 0;}" \
-                     : OPERANDS_40(c) \
-                     : "l"(a), "l"(b), "r"(add)); \
-    } \
-    template <> \
-    __device__ __forceinline__ void multiply_columns<T, 40>(float (&c)[40], unsigned long long a, unsigned long long b, int add) { \
-        asm volatile("{.reg .pred add; setp.ne.s32 add, %42, 0;" \
-                     "wgmma.mma_async.sync.aligned.m64n80k16.f32." TYPE "." TYPE " {" NAMES_40 "}, " \
-                     "%40, %41, add, 1, 1, 1, 0;}" \
-                     : OPERANDS_40(c) \
-                     : "l"(a), "l"(b), "r"(add)); \
-    }
-WGMMA_40(__half, "f16")
-WGMMA_40(__nv_bfloat16, "bf16")
-
 // The descriptor of what lies `bytes` further.
 __device__ __forceinline__ unsigned long long advanced(unsigned long long descriptor, int bytes) {
     unsigned low, high;
