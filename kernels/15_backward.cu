@@ -416,7 +416,7 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
         if (step < 0 || step >= steps) continue;
         const int at = CAUSAL ? step : (step + schedule.offset(head, member)) % steps, of_group = at / count;
         const int tile = range.descending ? problem.tiles - 1 - at % count : range.first + at % count;
-        problem.order[number] = {schedule.visits(head, member, own, of_group, tile),
+        problem.order[number] = {schedule.visits(head, member, index && parts == 2 ? own + PAUSE : own, of_group, tile),
                                  static_cast<unsigned>(kv_head * problem.group + of_group) << 16 | tile};
     }
 }

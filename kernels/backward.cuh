@@ -15,6 +15,8 @@
 #include "hopper.cuh"
 
 constexpr int KEYS = 128;
+// The steps that a CTA takes from one block of keys to the next, as far as the order of addition knows.
+constexpr int PAUSE = 2;
 
 struct Strides { long long batch, head, row; };
 
@@ -79,7 +81,7 @@ template <int M, bool CAUSAL> struct Schedule {
         const Round its = round(head, member);
         return static_cast<long long>(member - its.least) * steps({}) / (its.most - its.least);
     }
-    // How many steps add to a tile before the one that is number `own` of a task.
+    // How many steps add to a tile before the one that comes at `own`, counted from its task's begin.
     __device__ __forceinline__ int visits(int head, int member, int own, int of_group, int tile) const {
         const Round its = round(head, member);
         if (!CAUSAL) {  // those that began with this tile or before it, the last first, then the others
@@ -94,7 +96,7 @@ template <int M, bool CAUSAL> struct Schedule {
                 const Range range = this->range(other, index);
                 const int of_head = problem.tiles - range.first;
                 const int at = before + of_group * of_head + (range.descending ? problem.tiles - 1 - tile : tile - range.first);
-                before += steps(range);
+                before += steps(range) + PAUSE;
                 count += tile >= range.first && (other < its.least || at < own || (at == own && other < member));
             }
         return count;

@@ -30,7 +30,7 @@ MOST_TILES = 2**16
 
 
 @dataclass(frozen=True)
-class Instance:
+class Tiling:
     """How the kernels are compiled for a head dimension: queries of a tile, and tiles of Q and of dO held at once."""
 
     head_dim: int
@@ -56,7 +56,7 @@ class Instance:
         )
 
 
-INSTANCES = {instance.head_dim: instance for instance in (Instance(64, 64, 2), Instance(128, 64, 2))}
+INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 64, 2), Tiling(128, 64, 2))}
 
 
 class Gradients(ctypes.Structure):
@@ -119,7 +119,7 @@ class _Own(Parameters):
         self.address = ctypes.addressof(self._pointers)
 
 
-class _Prepared:
+class _Launches:
     """Three launches for tensors of one layout, on the current device."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, scale: float) -> None:
@@ -202,11 +202,11 @@ def backward(
             if len(_PREPARED) >= rungs.KEPT:
                 _PREPARED.clear()
             factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-            _PREPARED[key] = _Prepared(*tensors, causal, factor)
+            _PREPARED[key] = _Launches(*tensors, causal, factor)
         return _PREPARED[key](q, k, v, out, lse.contiguous(), dout)  # type: ignore[return-value]
 
 
-_PREPARED: dict[Hashable, _Prepared] = {}
+_PREPARED: dict[Hashable, _Launches] = {}
 _COMPILED: dict[Hashable, tuple[Any, ...]] = {}
 
 
@@ -228,7 +228,7 @@ def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Te
     return ""
 
 
-def _compiled(dtype: str, instance: Instance, causal: bool, device: int) -> tuple[Any, ...]:
+def _compiled(dtype: str, instance: Tiling, causal: bool, device: int) -> tuple[Any, ...]:
     """The driver's handles of the three kernels on the current device."""
     key = (dtype, instance, causal, device)
     if key not in _COMPILED:
