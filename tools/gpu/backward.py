@@ -1,10 +1,10 @@
 """Check and time the backward pass beside SDPA's backends and flash-attn-4: minutes on an H200, and no run.
 
 ``PYTHONPATH=lib python3 tools/gpu/backward.py cases times`` runs these parts, without names all, each in a process that
-ends after its seconds, and prints as it goes. `cases` and `values` print RMS errors of dQ, dK and dV against float64, and
-in brackets over those of the same formula in PyTorch and over SDPA's; a line begins with BAD where ours are over twice
-both. `repeats` compares the bits of calls, also while copies keep the memory busy. `times` and `flash4` print µs and
-TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in turns;
+ends after its seconds, and prints as it goes. `cases` and `values` print RMS errors of dQ, dK and dV against float64,
+and in brackets over those of the same formula in PyTorch and over SDPA's; a line begins with BAD where ours are over
+twice both. `repeats` compares the bits of calls, also while copies keep the memory busy. `times` and `flash4` print µs
+and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in turns;
 `kernels` how long each of our kernels takes, and other tilings.
 """
 
