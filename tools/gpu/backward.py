@@ -9,12 +9,14 @@ and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), 
 """
 
 import argparse
+import importlib
 import random
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +121,8 @@ def _errors(shape: Shape, seed: int) -> None:
         out = torch.softmax(_scores(q.double(), k.double(), shape.causal), -1) @ of_each_head(q, k, v)[2].double()
         got = ours.backward(q, k, v, out.to(q.dtype), lse.float(), dout, shape.causal)
         torch.cuda.synchronize()
-    except Exception as error:  # one case must not end the others
-        print(f"{named}: {type(error).__name__}: {error}", flush=True)
+    except Exception as said:  # one case must not end the others
+        print(f"{named}: {type(said).__name__}: {said}", flush=True)
         return
     formula = gradients(q, k, v, dout, shape.causal)[:3]
     theirs = _sdpa_gradients(q, k, v, dout, shape.causal)
@@ -141,7 +143,7 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 def _sdpa_gradients(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> tuple[Tensor, ...]:
     """Of whatever backend SDPA takes; a mask aligned to the end is handed over as one."""
-    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    leaves: Any = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     square = q.shape[2] == k.shape[2]
     mask = None if square or not causal else ~masked(q.shape[2], k.shape[2], q.device)
     with torch.enable_grad():
@@ -202,7 +204,7 @@ def _times() -> None:
         for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
 
             def forward(backend: SDPBackend = backend) -> tuple[Tensor, list[Tensor]]:
-                leaves = [x.detach().requires_grad_() for x in (q, k, v)]  # noqa: B023
+                leaves: Any = [x.detach().requires_grad_() for x in (q, k, v)]  # noqa: B023
                 with sdpa_kernel(backend), torch.enable_grad():
                     return F.scaled_dot_product_attention(*leaves, is_causal=causal), leaves  # noqa: B023
 
@@ -211,7 +213,7 @@ def _times() -> None:
 
 
 def _flash4() -> None:
-    from flash_attn.cute import flash_attn_func
+    flash_attn_func = importlib.import_module("flash_attn.cute").flash_attn_func
 
     for target in TARGETS:
         q, k, v, dout, causal = _drawn(target)
@@ -244,9 +246,9 @@ def _kernels() -> None:
         calls: dict[str, Call] = {}
         others = {64: (ours.Tiling(64, 96, 2), ours.Tiling(64, 64, 3)), 128: (ours.Tiling(128, 64, 3),)}[target[3]]
         for tiling in (tilings[target[3]], *others):
-            calls[f"{tiling.rows} rows {tiling.stages} stages"] = lambda tiling=tiling: _with_tiling(tiling, call)
+            calls[f"{tiling.rows} rows {tiling.stages} stages"] = partial(_with_tiling, tiling, call)
         for name, number in (("before", 0), ("after", 2)):
-            calls[name] = lambda number=number: _alone(number, call, launch)
+            calls[name] = partial(_alone, number, call, launch)
         _show(target, calls, {})
 
 
@@ -264,7 +266,7 @@ def _with_tiling(tiling: ours.Tiling, call: Call) -> Any:
 def _alone(number: int, call: Call, launch: Callable[..., None]) -> None:
     """Only the kernel before or after the main one."""
     numbers = iter(range(3))
-    ours._launch = lambda *arguments: launch(*arguments) if next(numbers) == number else None  # type: ignore[assignment]
+    ours._launch = lambda *arguments: launch(*arguments) if next(numbers) == number else None
     try:
         call()
     finally:
