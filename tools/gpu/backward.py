@@ -148,7 +148,12 @@ def _sdpa_gradients(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool)
     mask = None if square or not causal else ~masked(q.shape[2], k.shape[2], q.device)
     with torch.enable_grad():
         output = F.scaled_dot_product_attention(
-            *leaves, attn_mask=mask, is_causal=causal and square, enable_gqa=q.shape[1] != k.shape[1]
+            leaves[0],
+            leaves[1],
+            leaves[2],
+            attn_mask=mask,
+            is_causal=causal and square,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
     return torch.autograd.grad(output, leaves, dout)
 
@@ -206,7 +211,7 @@ def _times() -> None:
             def forward(backend: SDPBackend = backend) -> tuple[Tensor, list[Tensor]]:
                 leaves: Any = [x.detach().requires_grad_() for x in (q, k, v)]  # noqa: B023
                 with sdpa_kernel(backend), torch.enable_grad():
-                    return F.scaled_dot_product_attention(*leaves, is_causal=causal), leaves  # noqa: B023
+                    return F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal), leaves  # noqa: B023
 
             calls[name], both[name] = _autograd(forward, dout)
         _show(target, calls, both)
