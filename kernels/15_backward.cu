@@ -16,7 +16,7 @@ template <int D, int M, int STAGES> struct SharedStorage {
     int ahead[STAGES];  // of a stage's first query's last key, the first key of the block
     Part blocks[2];     // of this block of keys and the next; no steps: the end
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    unsigned long long k_full, v_full, block_empty, sums_full[CONSUMERS], sums_empty[CONSUMERS];
+    unsigned long long k_full, v_full, block_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
 };
 
 // The stage of a ring at a step, and the parity of the phase in which it is filled, in one register.
@@ -79,19 +79,21 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
     arrive(k_full);
 }
 
-// One thread adds what the consumers leave of dQ to the sums in global memory, each tile's in its turn.
+// A thread adds what the consumers leave of dQ in every other step, the even ones or the odd ones, to the sums in global
+// memory, each tile's in its turn. Until an addition is over may take as long as a step: so there are two such threads.
 template <int D, int M, int STAGES>
-__device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gradients& problem) {
+__device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int odd) {
     using Storage = SharedStorage<D, M, STAGES>;
-    const unsigned full = shared_address(smem.sums_full), empty = shared_address(smem.sums_empty);
+    const unsigned full = shared_address(smem.sums_full[odd]), empty = shared_address(smem.sums_empty);
     unsigned parity = 0;
+    int skip = odd;
     for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
-        const Step* next = problem.order + static_cast<long long>(task) * problem.steps;
         const Part* const parts = problem.parts + 2 * task;
-        const int first_head = parts[1].batch * problem.heads;
+        const int first_head = parts[1].batch * problem.heads, steps = parts[0].steps + parts[1].steps;
+        int step = skip;
 #pragma unroll 1
-        for (int left = parts[0].steps + parts[1].steps; left > 0; --left) {
-            const Step now = *next++;
+        for (; step < steps; step += 2) {
+            const Step now = problem.order[static_cast<long long>(task) * problem.steps + step];
             const int tile = (first_head + now.head()) * problem.tiles + now.tile();
             float* const sums = problem.sums + static_cast<long long>(tile) * (M * D);
             wait_for_turn(problem.turns + tile, now.turn);
@@ -111,6 +113,7 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
             pass_turn(problem.turns + tile, now.turn + 1);
             parity ^= 1;
         }
+        skip = step - steps;
     }
 }
 
@@ -125,7 +128,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
     const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
     const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
-    const unsigned sums_full = shared_address(smem.sums_full) + 8 * consumer, sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
+    const unsigned sums_full = shared_address(smem.sums_full[0]) + 8 * consumer, sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
     // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
@@ -197,17 +200,23 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         for (int n = 0; n < M / 4; ++n) rows[n / 4][n % 4] = pack<T>(from[2 * n], from[2 * n + 1]);
     };
     // dS = P * (dP - delta), in registers and in shared memory, there queries by keys.
+    float2 ahead[2];  // delta of the queries at hand
+    const auto load_delta = [&](float2 (&its)[2], int j) {
+        const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8 + 64 * j;
+        its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
+    };
     const auto differentiate = [&] {
-        const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8;
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
         const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
 #pragma unroll
         for (int j = 0; j < M / 16; ++j) {
+            const float2 its[2] = {ahead[0], ahead[1]};
+            if (j + 1 < M / 16) load_delta(ahead, j + 1);
 #pragma unroll
-            for (int n = 8 * j; n < 8 * j + 8; n += 4) {
-                const float2 its = load_pair(delta + 8 * n);
-                early[j][n / 2 % 4] = pack<T>(s[n] * (dp[n] - its.x), s[n + 1] * (dp[n + 1] - its.y));
-                early[j][n / 2 % 4 + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its.x), s[n + 3] * (dp[n + 3] - its.y));
+            for (int half = 0; half < 2; ++half) {
+                const int n = 8 * j + 4 * half;
+                early[j][2 * half] = pack<T>(s[n] * (dp[n] - its[half].x), s[n + 1] * (dp[n + 1] - its[half].y));
+                early[j][2 * half + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its[half].x), s[n + 3] * (dp[n + 3] - its[half].y));
             }
             store_matrices_transposed(to + 16 * j * 128, early[j]);
         }
@@ -231,7 +240,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         }
         publish_to_tma();
         __syncwarp();
-        arrive_for_warp(sums_full);
+        arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
     };
     const auto store_block = [&](const TensorMap& map, const float (&sum)[D / 2], float factor) {
 #pragma unroll
@@ -274,6 +283,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             pack_into(p, s);
             begin_products();
             accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
+            load_delta(ahead, 0);
             finish_products<1>(dp);
             differentiate();
             if (--steps == 0) break;
@@ -348,7 +358,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         init_barrier(shared_address(&smem.v_full), 1);
         init_barrier(shared_address(&smem.block_empty), 4 * CONSUMERS);
         for (int w = 0; w < CONSUMERS; ++w) {
-            init_barrier(shared_address(smem.sums_full + w), 4);
+            for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);
         }
         publish_barriers();
@@ -357,7 +367,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     if (threadIdx.x < 128) {
         give_registers<24>();
         if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
-        else if (threadIdx.x == 32) add(smem, problem);
+        else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, problem, threadIdx.x / 32 - 1);
         return;
     }
     take_registers<240>();

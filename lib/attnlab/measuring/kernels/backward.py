@@ -42,7 +42,7 @@ class Tiling:
         """As `SharedStorage` in the source: K, V, rings of Q and dO, two dS, dQ, and what belongs to rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
         of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
-        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 * (4 * stages + 7)
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 * (4 * stages + 9)
         whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
         return -(-whole // 128) * 128
 
@@ -103,6 +103,10 @@ class Gradients(ctypes.Structure):
         first = [max(0, KEYS * block - self.earlier) // rows if causal else 0 for block in blocks]
         return self.group * sum(self.tiles - tile for tile in first)
 
+    def grid(self, ctas: int) -> int:
+        """The fewest CTAs that need no more rounds than `ctas` do: idle multiprocessors take no power."""
+        return -(-self.all_tasks // -(-self.all_tasks // ctas))
+
     def workspace(self, head_dim: int, rows: int) -> dict[str, int]:
         """The bytes of each part of the workspace."""
         tiles = self.batch * self.heads * self.tiles
@@ -126,7 +130,7 @@ class _Launches:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
         ctas, rows = device.multi_processor_count, instance.rows
         self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
-        self.dtype, self.grid = str(q.dtype).removeprefix("torch."), min(ctas, problem.all_tasks)
+        self.dtype, self.grid = str(q.dtype).removeprefix("torch."), problem.grid(ctas)
         self.functions = _compiled(self.dtype, instance, causal, q.get_device())
         self.sizes = problem.workspace(instance.head_dim, rows)
         heads, of_head = problem.batch * problem.heads, problem.tiles * rows
