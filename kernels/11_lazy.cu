@@ -37,12 +37,12 @@ template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N]
     return largest;
 }
 
-// q, k, v, o: maps of (batch, heads, rows, D), with any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS>
+// q, k, v, o: maps of (batch, heads, rows, D), with any strides; with one of LogSums, log-sum-exps are written too
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS, typename... Sums>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 lazy(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-     const __grid_constant__ TensorMap o, Problem problem) {
-    using P = Plan<D, KEYS, STAGES, CONSUMERS, PING_PONG, JOBS_PER_PASS, true>;
+     const __grid_constant__ TensorMap o, Problem problem, Sums... log_sums) {
+    using P = Plan<D, KEYS, STAGES, CONSUMERS, PING_PONG, JOBS_PER_PASS, true, sizeof...(Sums) != 0>;
     using W = Window<T>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<SharedStorage<P>*>(memory);
@@ -116,5 +116,5 @@ lazy(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, c
             for (int half = 0; half < 2; ++half) rows.rescale[half] = exp2_approx((before[half] - rows.offset[half]) / 2);
         return true;
     };
-    consume<T, P, CAUSAL, W::TIMES>(smem, o, problem, softmax);
+    consume<T, P, CAUSAL, W::TIMES>(smem, o, problem, softmax, log_sums...);
 }

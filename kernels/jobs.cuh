@@ -64,10 +64,12 @@ WGMMA_256(__nv_bfloat16, "bf16")
 
 // How one instance works: tiles of KEYS keys, STAGES tiles of K and of V in the ring; with PING_PONG, consumers issue their
 // products in turns. With ROUNDED, row sums add probabilities as the product rounds them: V has one column more, of ones. A
-// wgmma has 256 columns at most, so at D = 256 registers add them, where the tensor cores leave the time.
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ROUNDED_ = false> struct Plan {
+// wgmma has 256 columns at most, so at D = 256 registers add them, where the tensor cores leave the time. With LSE, which needs
+// ROUNDED, the log-sum-exp of each row is written too.
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ROUNDED_ = false, bool LSE_ = false>
+struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
-    static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256;
+    static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256, LSE = LSE_;
     // Memories of Q that a consumer has. With one, a job ends before the next one's Q is loaded.
     static constexpr int BUFFERS = D < 256 ? 2 : 1;
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
@@ -88,6 +90,12 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
     __device__ __forceinline__ static bool serves(int keys) {
         return JOBS_PER_PASS <= CONSUMERS || (keys + KEYS - 1) / KEYS < STAGES;
     }
+};
+
+// Where the log-sum-exp of each row goes, dense, in heads of so many rows.
+struct LogSums {
+    float* at;
+    int heads, rows;
 };
 
 template <typename P> struct SharedStorage {
@@ -447,9 +455,9 @@ struct RowState {
 // different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
 // to be multiplied by `rescale`, TIMES times; `begin` is true for the first job's first tile, and `recompute()` computes the
 // scores once more.
-template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename Softmax>
+template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename Softmax, typename... Sums>
 __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap& o, const Problem& problem,
-                                        const Softmax& softmax) {
+                                        const Softmax& softmax, const Sums&... log_sums) {
     constexpr int D = P::D, KEYS = P::KEYS, BUFFERS = P::BUFFERS, WIDTH = P::ROUNDED ? D / 2 + 4 : D / 2;
     take_registers<P::CONSUMER_REGISTERS>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
@@ -548,6 +556,30 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         }
         __syncwarp();
     };
+    // The exponents that a job's probabilities are relative to, kept until its O is stored: behind the single tile of ones,
+    // in chunks that no product reads.
+    const auto row_offset = [&](unsigned row) {
+        const unsigned chunk = 16 * consumer + row / 4;
+        return shared_address(smem.ones) + chunk / 4 * 128 + ((1 + chunk % 4) ^ chunk / 4 % 8) * 16 + row % 4 * 4;
+    };
+    const auto keep_offsets = [&] {
+        const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if (lane % 4 == 0)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(row_offset(16 * warp + lane / 4 + 8 * half)), "f"(rows.offset[half])
+                             : "memory");
+        __syncwarp();
+    };
+    const auto store_log_sum = [&](int buffer, unsigned row, float sum, const LogSums& sums) {
+        const auto& ended = smem.jobs[consumer][buffer];
+        const int at = ended.diagonal - problem.last_key + row;
+        float offset;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(offset) : "r"(row_offset(row)) : "memory");
+        if (at < sums.rows)
+            sums.at[(static_cast<long long>(ended.head >> 16) * sums.heads + (ended.head & 0xFFFF)) * sums.rows + at] =
+                (offset + __log2f(sum)) / LOG2_E;
+    };
     // O of a job goes where its Q was, and out.
     const auto store_out = [&](int buffer) {
         const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
@@ -557,6 +589,8 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
             const unsigned row = 16 * warp + lane / 4 + 8 * half;
             const float sum = P::ROUNDED ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row];
             const float inverse = reciprocal(P::ROUNDED && !P::ONES ? quad_sum(sum) : sum);
+            if constexpr (P::LSE)
+                if (lane % 4 == 0) store_log_sum(buffer, row, reciprocal(inverse), log_sums...);
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 const unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
@@ -615,6 +649,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
             store_out(buffer_before());
             storing = true;
         };
+        if (P::LSE && ends) keep_offsets();
         if (ends && BUFFERS == 1) {
             drain();
             release_query();

@@ -1,11 +1,11 @@
-"""The backward pass by kernels/15_backward.cu: dQ, dK and dV of attention on Hopper, the same bits in each call."""
+"""Attention that is trained, on Hopper: O with its log-sum-exps, and dQ, dK and dV, the same bits each time."""
 
 import ctypes
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measuring.kernels import maps, rungs
-from attnlab.measuring.kernels.launch import Maps, Parameters
+from attnlab.measuring.kernels.launch import Launch, Maps, Parameters
 from attnlab.measuring.kernels.problem import Strides
+from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 
@@ -208,6 +209,64 @@ def backward(
             factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
             _PREPARED[key] = _Launches(*tensors, causal, factor)
         return _PREPARED[key](q, k, v, out, lse.contiguous(), dout)  # type: ignore[return-value]
+
+
+class LogSums(ctypes.Structure):
+    """Where the log-sum-exp of each row goes, as kernels/jobs.cuh declares it."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("heads", ctypes.c_int), ("rows", ctypes.c_int))
+
+
+class SumsMaps(Maps):
+    """Tensor maps, scalars, and where the log-sum-exp of each row goes."""
+
+    def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
+        self.sums = LogSums()
+        super().__init__(encoded, [*scalars, self.sums])
+
+
+class SumsLaunch(Launch):
+    """`kernel.lazy` with the log-sum-exp of each row; its `parameters` are `SumsMaps`."""
+
+    def with_sums(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Launch it as `Launch` does; O, and the log-sum-exp ``(batch, heads, queries)`` in float32."""
+        addresses = [tensor.data_ptr() for tensor in (q, k, v)]
+        if any(address % maps.ALIGNMENT for address in addresses):
+            raise Unsupported(maps.MISALIGNED)
+        with torch.cuda.device(self.device):
+            output, sums = outputs.like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+            parameters = getattr(self._own, "parameters", None) or self._of_this_thread()
+            parameters.point((*addresses, output.data_ptr()))
+            parameters.sums.at, parameters.sums.heads, parameters.sums.rows = sums.data_ptr(), *q.shape[1:3]
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
+        if error != self._success:
+            raise self.failed(error.name)
+        return output, sums
+
+
+class SumsKernel(rungs.Kernel):
+    """`kernel.lazy`, compiled so that it takes one of `LogSums`."""
+
+    launch_type, maps_type = SumsLaunch, SumsMaps
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """O by `kernel.lazy`, and of each row the log-sum-exp of its scaled scores, as `backward` takes them.
+
+    Raises:
+        Unsupported: `kernel.lazy` doesn't serve such tensors.
+    """
+    launch = _forward_kernel().prepared(q, k, v, causal, scale).launch
+    assert isinstance(launch, SumsLaunch)
+    return launch.with_sums(q, k, v)
+
+
+@cache
+def _forward_kernel() -> SumsKernel:
+    rung = ladder.rung(f"{ladder.PREFIX}lazy")
+    tiles = [tile.model_copy(update={"template": {**tile.template, "sums": "LogSums"}}) for tile in rung.tiles]
+    return SumsKernel(rung.model_copy(update={"tiles": tiles}))
 
 
 _PREPARED: dict[Hashable, _Launches] = {}
