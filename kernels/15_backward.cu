@@ -4,6 +4,8 @@
 #include "backward.cuh"
 
 constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
+// setmaxnreg: of the 504 that a thread of each warpgroup has together, two consumers take so many each.
+template <int D, int M> constexpr int CONSUMER_REGISTERS = D == 64 && M == 64 ? 208 : 240;
 
 template <int D, int M, int STAGES> struct SharedStorage {
     static constexpr int COLUMNS = D / 64;  // tiles of 64 columns beside each other
@@ -15,6 +17,7 @@ template <int D, int M, int STAGES> struct SharedStorage {
     alignas(128) float negated[STAGES][M], delta[STAGES][M];
     int ahead[STAGES];  // of a stage's first query's last key, the first key of the block
     Part blocks[2];     // of this block of keys and the next; no steps: the end
+    int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     unsigned long long k_full, v_full, block_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
 };
@@ -114,6 +117,46 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
             parity ^= 1;
         }
         skip = step - steps;
+    }
+}
+
+// dQ = scale * sums, rounded, of `count` times 8 columns of a tile, from number `unit` on; a thread has every `apart`-th.
+template <typename T, int D, int M, int UNROLL>
+__device__ __forceinline__ void finish_part(const Gradients& problem, int all_tile, int unit, int count, int apart) {
+    const int all_head = all_tile / problem.tiles, tile = all_tile % problem.tiles;
+    const float* const sums = problem.sums + static_cast<long long>(all_tile) * (M * D);
+    T* const dq = static_cast<T*>(problem.dq) + all_head / problem.heads * problem.dq_at.batch +
+                  all_head % problem.heads * problem.dq_at.head;
+#pragma unroll UNROLL
+    for (int end = unit + count; unit < end; unit += apart) {
+        const int row_of_sums = unit / 8, of_row = row_of_sums % PART_ROWS<D, M>;
+        const int row = tile * M + (D == 128 ? of_row : row_of_sums), column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
+        if (row >= problem.queries) continue;
+        const float* const from = sums + 64 * row_of_sums + 4 * permuted<SWAPPED<D, M>>(of_row, unit % 8 * 2);
+        const float4 a = load_sums(from), b = load_sums(from + 4);
+        const float scale = problem.scale;
+        const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale), pack<T>(b.x * scale, b.y * scale),
+                            pack<T>(b.z * scale, b.w * scale)};
+        *reinterpret_cast<uint4*>(dq + row * problem.dq_at.row + column) = both;
+    }
+}
+
+// A warp finishes tiles of dQ, as soon as they have had all turns: of the CTA's share of tiles a quarter at a time.
+template <typename T, int D, bool CAUSAL, int M, int UNROLL>
+__device__ __forceinline__ void finish_tiles(int& finished, const Gradients& problem) {
+    constexpr int PARTS = 4, UNITS = M * D / 8 / PARTS;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (;;) {
+        int part = 0;
+        if (lane == 0) part = atomicAdd(&finished, 1);
+        part = __shfl_sync(~0u, part, 0);
+        const int tile = blockIdx.x + part / PARTS * gridDim.x;
+        if (tile >= problem.batch * problem.heads * problem.tiles) return;
+        const int seen = (tile % problem.tiles + 1) * M + problem.earlier + KEYS - 1;
+        if (lane == 0) wait_for_all_turns(problem.turns + tile, CAUSAL ? min(problem.blocks, seen / KEYS) : problem.blocks);
+        __syncwarp();
+        finish_part<T, D, M, UNROLL>(problem, tile, part % PARTS * UNITS + lane, UNITS - lane, 32);
     }
 }
 
@@ -339,8 +382,9 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     }
 }
 
-// q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides
-template <typename T, int D, bool CAUSAL, int M, int STAGES>
+// q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides. With FINISHES, the warp that is left makes dQ of
+// the sums meanwhile.
+template <typename T, int D, bool CAUSAL, int M, int STAGES, bool FINISHES>
 __global__ void __launch_bounds__(THREADS, 1)
 backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
          const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
@@ -354,6 +398,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
             init_barrier(shared_address(smem.q_empty + stage), 4 * CONSUMERS);
             init_barrier(shared_address(smem.dout_empty + stage), 4 * CONSUMERS);
         }
+        smem.finished = 0;
         init_barrier(shared_address(&smem.k_full), 1);
         init_barrier(shared_address(&smem.v_full), 1);
         init_barrier(shared_address(&smem.block_empty), 4 * CONSUMERS);
@@ -365,13 +410,15 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        give_registers<24>();
+        give_registers<504 - 2 * CONSUMER_REGISTERS<D, M>>();
         if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
         else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, problem, threadIdx.x / 32 - 1);
+        else if (FINISHES && threadIdx.x >= 96) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
         return;
     }
-    take_registers<240>();
+    take_registers<CONSUMER_REGISTERS<D, M>>();
     consume<T, D, CAUSAL>(smem, dk, dv, problem);
+    if (FINISHES) finish_tiles<T, D, CAUSAL, M, 4>(smem.finished, problem);
 }
 
 // Elements of 8 columns that follow each other.
@@ -431,23 +478,7 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
     }
 }
 
-// After: dQ = scale * sums, rounded. A CTA for each tile.
+// After, unless `backward` does that: a CTA for each tile of dQ.
 template <typename T, int D, int M> __global__ void __launch_bounds__(256) finish(const __grid_constant__ Gradients problem) {
-    const int all_head = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
-    const int batch = all_head / problem.heads, head = all_head % problem.heads;
-    const float* const sums = problem.sums + static_cast<long long>(blockIdx.x) * (M * D);
-    T* const dq = static_cast<T*>(problem.dq) + batch * problem.dq_at.batch + head * problem.dq_at.head;
-#pragma unroll
-    for (int unit = threadIdx.x; unit < M * D / 8; unit += 256) {
-        const int row_of_sums = unit / 8, of_row = row_of_sums % PART_ROWS<D, M>;
-        const int row = tile * M + (D == 128 ? of_row : row_of_sums), column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
-        if (row >= problem.queries) continue;
-        const float4* const from = reinterpret_cast<const float4*>(sums + 64 * row_of_sums);
-        const int chunk = permuted<SWAPPED<D, M>>(of_row, unit % 8 * 2);
-        const float4 a = from[chunk], b = from[chunk + 1];
-        const float scale = problem.scale;
-        const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale), pack<T>(b.x * scale, b.y * scale),
-                            pack<T>(b.z * scale, b.w * scale)};
-        *reinterpret_cast<uint4*>(dq + row * problem.dq_at.row + column) = both;
-    }
+    finish_part<T, D, M, 4>(problem, blockIdx.x, threadIdx.x, M * D / 8 - threadIdx.x, 256);
 }

@@ -234,3 +234,19 @@ __device__ __forceinline__ void pass_turn(int* turns, int next) {
     asm volatile("fence.proxy.async;" ::: "memory");
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
+// Returns once a tile has had all its turns; the others of the warp then see the sums, too.
+__device__ __forceinline__ void wait_for_all_turns(const int* turns, int all) {
+    for (;;) {
+        int now;
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+        if (now == all) return;
+        asm volatile("nanosleep.u32 1000;");
+    }
+}
+// Not by way of L1, where nobody writes.
+__device__ __forceinline__ float4 load_sums(const float* from) {
+    float4 sums;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w) : "l"(from) : "memory");
+    return sums;
+}

@@ -32,27 +32,34 @@ MOST_TILES = 2**16
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the kernels are compiled for a head dimension: queries of a tile, and tiles of Q and of dO held at once."""
+    """How the kernels are compiled for a head dimension.
+
+    Attributes:
+        rows: queries of a tile.
+        stages: tiles of Q and of dO held at once.
+        finishes: whether dQ is rounded by the main kernel, too, and not by one after it.
+    """
 
     head_dim: int
     rows: int
     stages: int
+    finishes: bool = True
 
     @property
     def shared_bytes(self) -> int:
         """As `SharedStorage` in the source: K, V, rings of Q and dO, two dS, dQ, and what belongs to rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
         of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
-        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 * (4 * stages + 9)
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 9)
         whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
         return -(-whole // 128) * 128
 
     def expressions(self, dtype: str, causal: bool) -> tuple[str, str, str]:
         """The name expressions of `prepare`, `backward` and `finish`."""
-        element, mask = ladder.ELEMENTS[dtype], str(causal).lower()
+        element, mask, finishes = ladder.ELEMENTS[dtype], str(causal).lower(), str(self.finishes).lower()
         return (
             f"prepare<{element}, {self.head_dim}, {mask}, {self.rows}>",
-            f"backward<{element}, {self.head_dim}, {mask}, {self.rows}, {self.stages}>",
+            f"backward<{element}, {self.head_dim}, {mask}, {self.rows}, {self.stages}, {finishes}>",
             f"finish<{element}, {self.head_dim}, {self.rows}>",
         )
 
@@ -137,7 +144,7 @@ class _Launches:
         heads, of_head = problem.batch * problem.heads, problem.tiles * rows
         row_ctas = heads * of_head // (OTHER_THREADS // (instance.head_dim // 8))
         self.before = row_ctas + -(-problem.all_tasks * problem.steps // OTHER_THREADS)
-        self.after, self.shared_bytes = heads * problem.tiles, instance.shared_bytes
+        self.after, self.shared_bytes = 0 if instance.finishes else heads * problem.tiles, instance.shared_bytes
         address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
         dk, dv = (torch.empty_like(tensor, device="meta") for tensor in (k, v))
         boxes = ((q, rows), (k, KEYS), (v, KEYS), (dout, rows), (dk, STORED_ROWS), (dv, STORED_ROWS))
@@ -167,7 +174,8 @@ class _Launches:
             stream = torch._C._cuda_getCurrentRawStream(q.get_device())
             _launch(before, self.before, OTHER_THREADS, 0, stream, self.first.address, False)
             _launch(main, self.grid, THREADS, self.shared_bytes, stream, self.maps.address, True)
-            _launch(after, self.after, OTHER_THREADS, 0, stream, self.own.address, False)
+            if self.after:
+                _launch(after, self.after, OTHER_THREADS, 0, stream, self.own.address, False)
         return dq, dk, dv
 
 
