@@ -42,10 +42,8 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
     const unsigned block_empty = shared_address(&smem.block_empty);
     Stage<STAGES> stage;
     unsigned parity = 0;
-    int next = 0;
 #pragma unroll 1
     for (int at = 2 * blockIdx.x; at < 2 * problem.all_tasks; at += at % 2 ? 2 * gridDim.x - 1 : 1) {
-        if (at % 2 == 0) next = at / 2 * problem.steps;
         const Part part = problem.parts[at];
         if (part.steps == 0) continue;
         wait(block_empty, parity ^ 1);
@@ -57,24 +55,26 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
         arrive_expecting(v_full, Storage::BLOCK_BYTES);
         for (int c = 0; c < Storage::COLUMNS; ++c)
             load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, part.kv_head, part.batch, v_full);
-        Step now = problem.order[next++];
+        int next = at / 2 * problem.steps + (at % 2 ? problem.parts[at - 1].steps : 0);
+        unsigned place = problem.order[next].place;
 #pragma unroll 1
         for (int left = part.steps; left > 0; --left) {
             const unsigned q_full = shared_address(smem.q_full + stage.index()), dout_full = shared_address(smem.dout_full + stage.index());
-            const int row = M * now.tile(), rows = ((part.batch * problem.heads + now.head()) * problem.tiles + now.tile()) * M;
+            const int head = place >> 16, tile = place & 0xFFFF, row = M * tile;
+            const int rows = ((part.batch * problem.heads + head) * problem.tiles + tile) * M;
             wait(shared_address(smem.q_empty + stage.index()), stage.phase() ^ 1);
             smem.ahead[stage.index()] = part.first_key - problem.earlier - row;
             arrive_expecting(q_full, Storage::TILE_BYTES + 4 * M);
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                load_box(shared_address(smem.q[stage.index()]) + c * M * 128, q, 64 * c, row, now.head(), part.batch, q_full);
+                load_box(shared_address(smem.q[stage.index()]) + c * M * 128, q, 64 * c, row, head, part.batch, q_full);
             load_bytes(shared_address(smem.negated[stage.index()]), problem.negated + rows, 4 * M, q_full);
             wait(shared_address(smem.dout_empty + stage.index()), stage.phase() ^ 1);
             arrive_expecting(dout_full, Storage::TILE_BYTES + 4 * M);
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, now.head(), part.batch, dout_full);
+                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, head, part.batch, dout_full);
             load_bytes(shared_address(smem.delta[stage.index()]), problem.delta + rows, 4 * M, dout_full);
             stage.advance();
-            if (left > 1) now = problem.order[next++];
+            if (left > 1) place = problem.order[++next].place;
         }
     }
     wait(block_empty, parity ^ 1);
@@ -96,8 +96,8 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
         int step = skip;
 #pragma unroll 1
         for (; step < steps; step += 2) {
-            const Step now = problem.order[static_cast<long long>(task) * problem.steps + step];
-            const int tile = (first_head + now.head()) * problem.tiles + now.tile();
+            const Step now = problem.order[task * problem.steps + step];
+            const int tile = (first_head + (now.place >> 16)) * problem.tiles + (now.place & 0xFFFF);
             float* const sums = problem.sums + static_cast<long long>(tile) * (M * D);
             wait_for_turn(problem.turns + tile, now.turn);
 #pragma unroll
@@ -472,7 +472,7 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
         if (own == 0) problem.parts[2 * task + index] = {steps, batch, kv_head, KEYS * range.block};
         if (step < 0 || step >= steps) continue;
         const int at = CAUSAL ? step : (step + schedule.offset(head, member)) % steps, of_group = at / count;
-        const int tile = range.descending ? problem.tiles - 1 - at % count : range.first + at % count;
+        const int up = range.pivot + at % count, tile = up < problem.tiles ? up : problem.tiles - 1 - at % count;
         problem.order[number] = {schedule.visits(head, member, index && parts == 2 ? own + PAUSE : own, of_group, tile),
                                  static_cast<unsigned>(kv_head * problem.group + of_group) << 16 | tile};
     }

@@ -9,8 +9,9 @@
 //
 // Without the mask, the tasks of a head in a round begin apart and go round, so that no two want a tile at one step. Under it,
 // a block begins with the tile on its diagonal. With `paired`, a task is the blocks p and blocks - 1 - p, so that all take
-// equally long: the second from its diagonal to the last tile, then the first from the last tile down. Then steps on a tile
-// of 64 queries never meet: the times of one are even, those of the other odd. tests/measure/backward.py is a model.
+// equally long: the second from its diagonal up, then the first, from the first tile that any second block sees up, and from
+// the one before it down. At 64 queries a tile, two steps on one tile are then two steps apart. tests/measure/backward.py is
+// a model.
 #pragma once
 #include "hopper.cuh"
 
@@ -44,14 +45,12 @@ struct alignas(16) Part { int steps, batch, kv_head, first_key; };
 struct alignas(8) Step {
     int turn;
     unsigned place;
-    __device__ __forceinline__ int head() const { return place >> 16; }
-    __device__ __forceinline__ int tile() const { return place & 0xFFFF; }
 };
 
-// A block of keys, the first tile that sees it, and how a task goes through the tiles of a query head: from the first one
-// up, from the last one down, or, without the mask, from any one round.
+// A block of keys and the first tile that sees it. A task goes through the tiles of a query head from `pivot` up to the last
+// one, then from the one before it down to the first; without the mask it goes round.
 struct Range {
-    int block, first, descending;
+    int block, first, pivot;
 };
 
 template <int M, bool CAUSAL> struct Schedule {
@@ -71,9 +70,9 @@ template <int M, bool CAUSAL> struct Schedule {
         return CAUSAL && problem.paired && problem.blocks - 1 - member != member ? 2 : 1;
     }
     __device__ __forceinline__ Range range(int member, int index) const {
-        const bool short_one = index + 1 < parts(member);
-        const int block = short_one ? problem.blocks - 1 - member : member;
-        return {block, first_tile(block), CAUSAL && problem.paired && !short_one};
+        const bool second = index + 1 < parts(member);
+        const int block = second ? problem.blocks - 1 - member : member, first = first_tile(block);
+        return {block, first, problem.paired && !second ? min(problem.tiles, first_tile((problem.blocks + 1) / 2)) : first};
     }
     __device__ __forceinline__ int steps(const Range& range) const { return problem.group * (problem.tiles - range.first); }
     // Without the mask: the tile, over the query heads of the group, with which a task begins.
@@ -95,7 +94,7 @@ template <int M, bool CAUSAL> struct Schedule {
             for (int index = 0, before = 0; index < parts(other); ++index) {
                 const Range range = this->range(other, index);
                 const int of_head = problem.tiles - range.first;
-                const int at = before + of_group * of_head + (range.descending ? problem.tiles - 1 - tile : tile - range.first);
+                const int at = before + of_group * of_head + (tile < range.pivot ? problem.tiles - 1 - tile : tile - range.pivot);
                 before += steps(range) + PAUSE;
                 count += tile >= range.first && (other < its.least || at < own || (at == own && other < member));
             }

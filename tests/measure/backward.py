@@ -55,10 +55,12 @@ class Plan:
             return
         short = self.blocks - 1 - member
         for block in ([short] if self.paired and short != member else []) + [member]:
-            tiles = list(range(self.first_tile(block), self.tiles))
-            down = self.paired and block == member
+            first = pivot = self.first_tile(block)
+            if self.paired and block == member:  # up from the first tile that one of the short blocks sees, then down
+                pivot = min(self.tiles, self.first_tile((self.blocks + 1) // 2))
+            tiles = [*range(pivot, self.tiles), *range(pivot - 1, first - 1, -1)]
             for of_group in range(self.group):
-                for tile in reversed(tiles) if down else tiles:
+                for tile in tiles:
                     yield block, of_group, tile
 
     @cached_property

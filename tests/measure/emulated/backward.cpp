@@ -67,7 +67,7 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
     for (int task = 0, at = 0; task < p.all_tasks; ++task)
         for (int step = 0; step < parts[2 * task].steps + parts[2 * task + 1].steps; ++step) {
             const Step its = order[(size_t)task * p.steps + step];
-            printf("turn %d %d %d %d %d %d\n", task, step, parts[2 * task].batch, its.head(), its.tile(), its.turn);
+            printf("turn %d %d %d %d %d %d\n", task, step, parts[2 * task].batch, its.place >> 16, its.place & 0xFFFF, its.turn);
         }
     check("dq", dq, rq), check("dk", dk, rk), check("dv", dv, rv);
     return 0;
@@ -76,7 +76,7 @@ int main(int count, char** words) {
     int n[11];
     for (int i = 0; i < 11; ++i) n[i] = atoi(words[1 + i]);
     const auto run = [&](auto test) { return test(n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10]); };
-    if (n[0] == 128) return run(n[1] ? test<128, true, 64, 2> : test<128, false, 64, 2>);
-    if (n[2] == 96) return run(n[1] ? test<64, true, 96, 2> : test<64, false, 96, 2>);
-    return run(n[1] ? test<64, true, 64, 2> : test<64, false, 64, 2>);
+    if (n[0] == 128) return run(n[1] ? test<128, true, 64, 3> : test<128, false, 64, 3>);
+    if (n[2] == 96) return run(n[1] ? test<64, true, 96, 3> : test<64, false, 96, 3>);
+    return run(n[1] ? test<64, true, 64, 3> : test<64, false, 64, 3>);
 }

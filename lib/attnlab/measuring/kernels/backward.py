@@ -64,7 +64,7 @@ class Tiling:
         )
 
 
-INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 64, 2), Tiling(128, 64, 2))}
+INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 64, 3), Tiling(128, 64, 3))}
 
 
 class Gradients(ctypes.Structure):
@@ -138,6 +138,11 @@ class _Launches:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
         ctas, rows = device.multi_processor_count, instance.rows
         self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
+        if (
+            max(problem.all_tasks * problem.steps, problem.batch * problem.heads * problem.tiles * rows)
+            > maps.MOST_ITEMS
+        ):
+            raise Unsupported(f"the backward kernel numbers steps and rows up to {maps.MOST_ITEMS:,}")
         self.dtype, self.grid = str(q.dtype).removeprefix("torch."), problem.grid(ctas)
         self.functions = _compiled(self.dtype, instance, causal, q.get_device())
         self.sizes = problem.workspace(instance.head_dim, rows)
