@@ -1,6 +1,29 @@
 // Backward: dQ, dK and dV of attention, the same bits each time.
 //
-// HEAD
+// Does    a persistent CTA for each multiprocessor. It keeps a block of 128 keys, 64 for each of two warpgroups, with dK and
+//         dV in registers, and goes through the tiles of M queries that see them, of all query heads that share K and V: so
+//         no sum of dK or dV leaves the CTA before it is complete. S and dP are computed transposed, keys by queries, so that
+//         P and dS are already the register operands of dV += P^T dO and dK += dS^T Q. dS goes to shared memory once, for
+//         dQ = dS K, of which each warpgroup computes one half of the columns (D = 128) or queries (D = 64). dQ leaves
+//         through shared memory: TMA adds it to floats in global memory, each tile's in an order that the schedule in
+//         backward.cuh fixes. As soon as a tile has had all its turns, a warp that has nothing else to do rounds it.
+//         In a step: dP and dV are issued; dS is computed beside dV; S of the next step, dQ and dK are issued; exponentials
+//         and the way of dQ run beside these. So something is always queued on the tensor cores.
+// Limits  in a step at D = 128 and M = 64 (cycles of a multiprocessor):
+//           products                   5 x 512 = 2560
+//           shared memory, 128 bytes each: S, dP, dQ 3 x 512, dV, dK 2 x 256, dS 128, dQ 2 x 256, Q and dO 256 = 2944
+//           exponentials               8192 / 16 = 512
+//         so shared memory is the limit. With 80 queries it would be 3488 for 3200 cycles of products, and with 96 at D = 64
+//         2240 for 1920 (64: 1664 for 1280, 128: 2816 for 2560).
+//           registers of a consumer: dK and dV 128, S 32, dP or dQ 32, P 16, dS 16 = 224 of 240. 80 queries would need 248, and
+//         128 at D = 64 256, unless dS is read from shared memory for dK, too (which costs 128 cycles); then 232.
+//           three stages of Q: it is free only when dK is over, a third of a step before the next one is asked for.
+//         Additions cost no waiting while one takes less than two steps from its begin to the next CTA's (model). The turns
+//         take a thread that polls, and the last two steps of a head come at once.
+//
+// In ptxas 13.0, all wgmma wait for one another if registers that one reads are written while another one that reads registers
+// is under way, or if one that reads registers is under way at a loop's end. Hence copy_registers() and the place where
+// the loop begins.
 #include "backward.cuh"
 
 constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);

@@ -22,8 +22,8 @@ constexpr int PAUSE = 2;
 struct Strides { long long batch, head, row; };
 
 // Queries are in `tiles` of M rows for each of `heads`, keys in `blocks`; `group` query heads share one of `kv_heads`. Under the
-// mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most; `all_tasks` are all heads'. `out`, `dout` and `dq` are
-// rows of D elements, `lse` is dense. The others are the workspace: of each row the negated log-sum-exp in powers of two, and
+// mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most; `all_tasks` are all heads'.
+// `out`, `dout` and `dq` are rows of D elements, `lse` is dense. The others are the workspace: of each row the negated log-sum-exp in powers of two, and
 // the row sum of O * dO; sums, which are dQ in floats, D * M of each tile; how many turns each tile has had; and the schedule
 // as `prepare` writes it, two parts of each task, of which the first may have no step, and up to `steps` steps of a task.
 struct Gradients {
