@@ -15,15 +15,15 @@
 //           exponentials               8192 / 16 = 512
 //         so shared memory is the limit. With 80 queries it would be 3488 for 3200 cycles of products, and with 96 at D = 64
 //         2240 for 1920 (64: 1664 for 1280, 128: 2816 for 2560).
-//           registers of a consumer: dK and dV 128, S 32, dP or dQ 32, P 16, dS 16 = 224 of 240. 80 queries would need 248, and
-//         128 at D = 64 256, unless dS is read from shared memory for dK, too (which costs 128 cycles); then 232.
+//           registers of a consumer: dK and dV 128, S 32, dP or dQ 32, P 16, dS 16 = 224 of 240. 80 queries would need 248,
+//         and 128 at D = 64 256, unless dS is read from shared memory for dK, too (which costs 128 cycles); then 232.
 //           three stages of Q: it is free only when dK is over, a third of a step before the next one is asked for.
 //         Additions cost no waiting while one takes less than two steps from its begin to the next CTA's (model). The turns
 //         take a thread that polls, and the last two steps of a head come at once.
 //
-// In ptxas 13.0, all wgmma wait for one another if registers that one reads are written while another one that reads registers
-// is under way, or if one that reads registers is under way at a loop's end. Hence copy_registers() and the place where
-// the loop begins.
+// In ptxas 13.0, all wgmma wait for one another if registers that one reads are written while another that reads registers is
+// under way, or if one that reads registers is under way at a loop's end. Hence copy_registers() and the place where the
+// loop begins.
 #include "backward.cuh"
 
 constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
@@ -58,8 +58,8 @@ template <int STAGES> struct Stage {
 
 // One thread loads K, V, Q and dO with what belongs to their rows.
 template <int D, int M, int STAGES>
-__device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                                     const TensorMap& dout, const Gradients& problem) {
+__device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k,
+                                     const TensorMap& v, const TensorMap& dout, const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
     const unsigned k_full = shared_address(&smem.k_full), v_full = shared_address(&smem.v_full);
     const unsigned block_empty = shared_address(&smem.block_empty);
@@ -82,7 +82,8 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
         unsigned place = problem.order[next].place;
 #pragma unroll 1
         for (int left = part.steps; left > 0; --left) {
-            const unsigned q_full = shared_address(smem.q_full + stage.index()), dout_full = shared_address(smem.dout_full + stage.index());
+            const unsigned q_full = shared_address(smem.q_full + stage.index());
+            const unsigned dout_full = shared_address(smem.dout_full + stage.index());
             const int head = place >> 16, tile = place & 0xFFFF, row = M * tile;
             const int rows = ((part.batch * problem.heads + head) * problem.tiles + tile) * M;
             wait(shared_address(smem.q_empty + stage.index()), stage.phase() ^ 1);
@@ -94,7 +95,8 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
             wait(shared_address(smem.dout_empty + stage.index()), stage.phase() ^ 1);
             arrive_expecting(dout_full, Storage::TILE_BYTES + 4 * M);
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, head, part.batch, dout_full);
+                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, head, part.batch,
+                         dout_full);
             load_bytes(shared_address(smem.delta[stage.index()]), problem.delta + rows, 4 * M, dout_full);
             stage.advance();
             if (left > 1) place = problem.order[++next].place;
@@ -153,13 +155,14 @@ __device__ __forceinline__ void finish_part(const Gradients& problem, int all_ti
 #pragma unroll UNROLL
     for (int end = unit + count; unit < end; unit += apart) {
         const int row_of_sums = unit / 8, of_row = row_of_sums % PART_ROWS<D, M>;
-        const int row = tile * M + (D == 128 ? of_row : row_of_sums), column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
+        const int row = tile * M + (D == 128 ? of_row : row_of_sums);
+        const int column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
         if (row >= problem.queries) continue;
         const float* const from = sums + 64 * row_of_sums + 4 * permuted<SWAPPED<D, M>>(of_row, unit % 8 * 2);
         const float4 a = load_sums(from), b = load_sums(from + 4);
         const float scale = problem.scale;
-        const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale), pack<T>(b.x * scale, b.y * scale),
-                            pack<T>(b.z * scale, b.w * scale)};
+        const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale),
+                            pack<T>(b.x * scale, b.y * scale), pack<T>(b.z * scale, b.w * scale)};
         *reinterpret_cast<uint4*>(dq + row * problem.dq_at.row + column) = both;
     }
 }
@@ -194,7 +197,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
     const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
     const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
-    const unsigned sums_full = shared_address(smem.sums_full[0]) + 8 * consumer, sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
+    const unsigned sums_full = shared_address(smem.sums_full[0]) + 8 * consumer;
+    const unsigned sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
     // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
@@ -211,7 +215,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const auto queries = descriptor(shared_address(smem.q) + stage.index() * Storage::TILE_BYTES, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
-            multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
+            multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32),
+                               advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
         commit_products();
     };
     const auto values = [&] {  // V * dO^T
@@ -219,7 +224,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const auto queries = descriptor(shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
-            multiply<T, false>(dp, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
+            multiply<T, false>(dp, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32),
+                               advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
         commit_products();
     };
     // dV += P^T * dO, or dK += dS^T * Q
@@ -243,7 +249,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     };
     // Scores become probabilities.
     const auto exponentiate = [&] {
-        const int ahead = smem.ahead[stage.index()] + 64 * consumer, left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
+        const int ahead = smem.ahead[stage.index()] + 64 * consumer;
+        const int left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
         if (left < 64 || (CAUSAL && ahead + 63 > 0)) {
 #pragma unroll
             for (int n = 0; n < M / 2; ++n) {
@@ -323,7 +330,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         if (threadIdx.x % 128 == 0) {
             const auto& its = smem.blocks[block_parity];
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                store_box(map, 64 * c, its.first_key + 64 * consumer, its.kv_head, its.batch, own_ds + c * (CONSUMERS * M * 128));
+                store_box(map, 64 * c, its.first_key + 64 * consumer, its.kv_head, its.batch,
+                          own_ds + c * (CONSUMERS * M * 128));
             commit_stores();
             wait_for_stores();
         }
@@ -353,7 +361,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             finish_products<1>(dp);
             differentiate();
             if (--steps == 0) break;
-            const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index(), dout_done = dout_empty + 8 * stage.index();
+            const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index();
+            const unsigned dout_done = dout_empty + 8 * stage.index();
             stage.advance();
             wait(q_full + 8 * stage.index(), stage.phase());
             begin_products();
@@ -460,8 +469,8 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
         float sum = 0;
         if (row < problem.queries) {
             const auto read = [&](const void* from, const Strides& at) {
-                return *reinterpret_cast<const Eight<T>*>(static_cast<const T*>(from) + batch * at.batch + of_batch * at.head +
-                                                          row * at.row + 8 * lane);
+                const T* const its = static_cast<const T*>(from) + batch * at.batch + of_batch * at.head + row * at.row;
+                return *reinterpret_cast<const Eight<T>*>(its + 8 * lane);
             };
             const Eight<T> out = read(problem.out, problem.out_at), dout = read(problem.dout, problem.dout_at);
 #pragma unroll
@@ -472,8 +481,8 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
         if (lane == 0) {
             const long long at = static_cast<long long>(head) * padded + row;
             problem.delta[at] = sum;
-            problem.negated[at] = row < problem.queries
-                                      ? -LOG2_E * problem.lse[static_cast<long long>(head) * problem.queries + row] : -infinity();
+            const long long given = static_cast<long long>(head) * problem.queries + row;
+            problem.negated[at] = row < problem.queries ? -LOG2_E * problem.lse[given] : -infinity();
             if (row % M == 0) problem.turns[head * problem.tiles + row / M] = 0;
         }
         return;

@@ -1,17 +1,17 @@
 // What the kernels of the backward pass share: the problem, the schedule, and wgmma shapes that only they use.
 //
 // A task is the work of one CTA on one head of K and V: a block of KEYS keys, or two of them, with all tiles of queries that
-// see them, of all query heads that share the head. CTA c of a grid of C has the tasks c, c + C, ...; those that begin together
-// are a round. A CTA passes its tiles one by one, a step each. In a step it adds to dQ of one tile, and `visits` numbers the
-// steps that add to a tile by the time at which they come if every step of every CTA took equally long. That is the order of
-// addition: by round, by step, by task (without the mask the last task first). All CTAs are there at once, and each takes its steps in this order. So the first
-// step that is not over waits for nobody, and none waits for good.
+// see them, of all query heads that share the head. CTA c of a grid of C has the tasks c, c + C, ...; those that begin
+// together are a round. A CTA passes its tiles one by one, a step each. In a step it adds to dQ of one tile, and `visits`
+// numbers the steps that add to a tile by the time at which they come if every step of every CTA took equally long. That is
+// the order of addition: by round, by step, by task (without the mask the last task first). All CTAs are there at once, and
+// each takes its steps in this order. So the first step that is not over waits for nobody, and none waits for good.
 //
-// Without the mask, the tasks of a head in a round begin apart and go round, so that no two want a tile at one step. Under it,
-// a block begins with the tile on its diagonal. With `paired`, a task is the blocks p and blocks - 1 - p, so that all take
-// equally long: the second from its diagonal up, then the first, from the first tile that any second block sees up, and from
-// the one before it down. At 64 queries a tile, two steps on one tile are then two steps apart. tests/measure/backward.py is
-// a model.
+// Without the mask, the tasks of a head in a round begin apart and go round, so that no two want a tile at one step. Under
+// it, a block begins with the tile on its diagonal. With `paired`, a task is the blocks p and blocks - 1 - p, so that all
+// take equally long: the second from its diagonal up, then the first, from the first tile that any second block sees up, and
+// from the one before it down. At 64 queries a tile, two steps on one tile are then two steps apart.
+// tests/measure/backward.py is a model.
 #pragma once
 #include "hopper.cuh"
 
@@ -21,11 +21,12 @@ constexpr int PAUSE = 2;
 
 struct Strides { long long batch, head, row; };
 
-// Queries are in `tiles` of M rows for each of `heads`, keys in `blocks`; `group` query heads share one of `kv_heads`. Under the
-// mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most; `all_tasks` are all heads'.
-// `out`, `dout` and `dq` are rows of D elements, `lse` is dense. The others are the workspace: of each row the negated log-sum-exp in powers of two, and
-// the row sum of O * dO; sums, which are dQ in floats, D * M of each tile; how many turns each tile has had; and the schedule
-// as `prepare` writes it, two parts of each task, of which the first may have no step, and up to `steps` steps of a task.
+// Queries are in `tiles` of M rows for each of `heads`, keys in `blocks`; `group` query heads share one of `kv_heads`. Under
+// the mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most; `all_tasks` are all heads'.
+// `out`, `dout` and `dq` are rows of D elements, `lse` is dense. The others are the workspace: of each row the negated
+// log-sum-exp in powers of two, and the row sum of O * dO; sums, which are dQ in floats, D * M of each tile; how many turns
+// each tile has had; and the schedule as `prepare` writes it, two parts of each task, of which the first may have no step,
+// and up to `steps` steps of a task.
 struct Gradients {
     const void *out, *dout;
     const float* lse;
@@ -94,7 +95,8 @@ template <int M, bool CAUSAL> struct Schedule {
             for (int index = 0, before = 0; index < parts(other); ++index) {
                 const Range range = this->range(other, index);
                 const int of_head = problem.tiles - range.first;
-                const int at = before + of_group * of_head + (tile < range.pivot ? problem.tiles - 1 - tile : tile - range.pivot);
+                const int of_tile = tile < range.pivot ? problem.tiles - 1 - tile : tile - range.pivot;
+                const int at = before + of_group * of_head + of_tile;
                 before += steps(range) + PAUSE;
                 count += tile >= range.first && (other < its.least || at < own || (at == own && other < member));
             }

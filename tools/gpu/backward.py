@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -247,11 +248,14 @@ def _kernels() -> None:
             return ours.backward(q, k, v, out, lse, dout, causal)  # noqa: B023
 
         calls: dict[str, Call] = {}
-        others = {64: (ours.Tiling(64, 96, 2), ours.Tiling(64, 64, 3)), 128: (ours.Tiling(128, 64, 3),)}[target[3]]
-        for tiling in (tilings[target[3]], *others):
-            calls[f"{tiling.rows} rows {tiling.stages} stages"] = partial(_with_tiling, tiling, call)
-        for name, number in (("before", 0), ("after", 2)):
-            calls[name] = partial(_alone, number, call, launch)
+        own = tilings[target[3]]
+        apart = replace(own, finishes=False)
+        tried = (own, apart, replace(own, stages=2), *((replace(own, rows=96),) if target[3] == 64 else ()))
+        for tiling in tried:
+            name = f"{tiling.rows} rows, {tiling.stages} stages{'' if tiling.finishes else ', dQ rounded after'}"
+            calls[name] = partial(_with_tiling, tiling, call)
+        calls["before"] = partial(_alone, 0, call, launch)
+        calls["after"] = partial(_with_tiling, apart, partial(_alone, 2, call, launch))
         _show(target, calls, {})
 
 
