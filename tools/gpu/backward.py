@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attnlab.compile import nvrtc
 from attnlab.measuring.kernels import backward as ours
 from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.oracle import gradients, masked, of_each_head
@@ -46,6 +47,8 @@ TARGETS = (
 ROUNDS, REPLAYS, CALLS = 12, 3, 4
 """Rounds of graphs in turns, replays of a graph in each, and calls of a graph."""
 Call = Callable[[], Any]
+WAITS = "wait_for_turn(problem.turns + tile, now.turn);"
+_WITHOUT_TURNS: dict[Any, Any] = {}
 
 
 def main() -> None:
@@ -70,7 +73,21 @@ def main() -> None:
 
 
 def _cases() -> None:
-    """Sixty random cases: lengths, groups, dtypes, layouts, scales; then lengths around the edges of tiles."""
+    """Lengths around the edges of tiles, the smallest first; then sixty random lengths, groups, dtypes and layouts."""
+    for queries, keys in (
+        (1, 1),
+        (63, 63),
+        (64, 128),
+        (65, 129),
+        (128, 127),
+        (300, 300),
+        (1, 700),
+        (700, 1),
+        (2048, 2176),
+    ):
+        for head_dim in (64, 128):
+            for causal in (False, True)[: 1 + (queries <= keys)]:
+                _errors(Shape(1, 2, queries, head_dim, causal, "bfloat16", kv_len=keys), 7)
     drawn = random.Random(73)
     for number in range(60):
         kv_heads, group = drawn.choice((1, 2, 3)), drawn.choice((1, 1, 2, 4))
@@ -86,20 +103,6 @@ def _cases() -> None:
             layout=drawn.choice(LAYOUTS),
         )
         _errors(shape, number)
-    for queries, keys in (
-        (1, 1),
-        (63, 63),
-        (64, 128),
-        (65, 129),
-        (128, 127),
-        (300, 300),
-        (1, 700),
-        (700, 1),
-        (2048, 2176),
-    ):
-        for head_dim in (64, 128):
-            for causal in (False, True)[: 1 + (queries <= keys)]:
-                _errors(Shape(1, 2, queries, head_dim, causal, "bfloat16", kv_len=keys), 7)
 
 
 def _values() -> None:
@@ -264,6 +267,7 @@ def _kernels() -> None:
         for tiling in tried:
             name = f"{tiling.rows} rows, {tiling.stages} stages{'' if tiling.finishes else ', dQ rounded after'}"
             calls[name] = partial(_with_tiling, tiling, call)
+        calls["the same without turns"] = partial(_without_turns, apart, call)
         calls["before"] = partial(_alone, 0, call, launch)
         calls["after"] = partial(_with_tiling, apart, partial(_alone, 2, call, launch))
         _show(target, calls, {})
@@ -278,6 +282,17 @@ def _with_tiling(tiling: ours.Tiling, call: Call) -> Any:
     finally:
         ours.INSTANCES[tiling.head_dim] = before
         ours._PREPARED.clear()
+
+
+def _without_turns(tiling: ours.Tiling, call: Call) -> Any:
+    """Additions in any order, of which only the time counts: the first one of a tile may come later than others."""
+    of_files, compiled = nvrtc.of_files, ours._COMPILED
+    ours._COMPILED = _WITHOUT_TURNS
+    nvrtc.of_files = lambda texts: of_files(texts).replace(WAITS, "")
+    try:
+        return _with_tiling(tiling, call)
+    finally:
+        nvrtc.of_files, ours._COMPILED = of_files, compiled
 
 
 def _alone(number: int, call: Call, launch: Callable[..., None]) -> None:
