@@ -138,10 +138,8 @@ class _Launches:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
         ctas, rows = device.multi_processor_count, instance.rows
         self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
-        if (
-            max(problem.all_tasks * problem.steps, problem.batch * problem.heads * problem.tiles * rows)
-            > maps.MOST_ITEMS
-        ):
+        of_steps, of_rows = problem.all_tasks * problem.steps, problem.batch * problem.heads * problem.tiles * rows
+        if max(of_steps, of_rows) > maps.MOST_ITEMS:
             raise Unsupported(f"the backward kernel numbers steps and rows up to {maps.MOST_ITEMS:,}")
         self.dtype, self.grid = str(q.dtype).removeprefix("torch."), problem.grid(ctas)
         self.functions = _compiled(self.dtype, instance, causal, q.get_device())
@@ -211,7 +209,10 @@ def backward(
     if refused := rungs.unlike_grouped(q, k, v, causal, scale) or _refused(q, k, v, out, lse, dout):
         raise Unsupported(f"the backward kernel {refused}")
     # What a map can't describe is copied: the gradient of a sum has strides of 0.
-    q, k, v, out, dout = (x.contiguous() if maps.refusal(x) or x.data_ptr() % 16 else x for x in (q, k, v, out, dout))
+    q, k, v, out, dout = (
+        x.clone(memory_format=torch.contiguous_format) if maps.refusal(x) or x.data_ptr() % maps.ALIGNMENT else x
+        for x in (q, k, v, out, dout)
+    )
     device = q.get_device()
     with torch.cuda.device(device):
         tensors = (q, k, v, dout)
@@ -283,7 +284,7 @@ def _forward_kernel() -> SumsKernel:
 
 
 _PREPARED: dict[Hashable, _Launches] = {}
-_COMPILED: dict[Hashable, tuple[Any, ...]] = {}
+_COMPILED: dict[Hashable, list[tuple[Any, Any]]] = {}
 
 
 def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> str:
@@ -304,7 +305,7 @@ def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Te
     return ""
 
 
-def _compiled(dtype: str, instance: Tiling, causal: bool, device: int) -> tuple[Any, ...]:
+def _compiled(dtype: str, instance: Tiling, causal: bool, device: int) -> list[Any]:
     """The driver's handles of the three kernels on the current device."""
     key = (dtype, instance, causal, device)
     if key not in _COMPILED:
@@ -312,8 +313,8 @@ def _compiled(dtype: str, instance: Tiling, causal: bool, device: int) -> tuple[
         explain: Callable[[str], str] = partial(_explained, names)
         found = rungs.functions(nvrtc.of_files(ladder.files(SOURCE)), names, ARCHITECTURE, explain)
         found[1].max_dynamic_shared_size_bytes = instance.shared_bytes
-        _COMPILED[key] = tuple(driver.CUfunction(function.kernel.ptr) for function in found)
-    return _COMPILED[key]
+        _COMPILED[key] = [(driver.CUfunction(function.kernel.ptr), function) for function in found]
+    return [handle for handle, _ in _COMPILED[key]]  # CuPy unloads a module of which no function is held
 
 
 def _explained(names: Sequence[str], log: str) -> str:
@@ -328,10 +329,11 @@ def _launch(function: Any, ctas: int, threads: int, shared: int, stream: int, pa
     config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes, config.hStream = shared, stream
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    attribute.value.cooperative = int(together)
-    config.attrs, config.numAttrs = [attribute], 1
+    if together:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        config.attrs, config.numAttrs = [attribute], 1
     (error,) = driver.cuLaunchKernelEx(config, function, parameters, 0)
     if error != driver.CUresult.CUDA_SUCCESS:
         raise Broken(f"the driver refuses to launch {SOURCE}: {error.name}")
