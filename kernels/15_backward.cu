@@ -42,7 +42,7 @@ template <int D, int M, int STAGES> struct SharedStorage {
     Part blocks[2];     // of this block of keys and the next; no steps: the end
     int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    unsigned long long k_full, v_full, block_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
+    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
 };
 
 // The stage of a ring at a step, and the parity of the phase in which it is filled, in one register.
@@ -62,22 +62,23 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
                                      const TensorMap& v, const TensorMap& dout, const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
     const unsigned k_full = shared_address(&smem.k_full), v_full = shared_address(&smem.v_full);
-    const unsigned block_empty = shared_address(&smem.block_empty);
+    const unsigned k_empty = shared_address(&smem.k_empty), v_empty = shared_address(&smem.v_empty);
     Stage<STAGES> stage;
     unsigned parity = 0;
 #pragma unroll 1
     for (int at = 2 * blockIdx.x; at < 2 * problem.all_tasks; at += at % 2 ? 2 * gridDim.x - 1 : 1) {
         const Part part = problem.parts[at];
         if (part.steps == 0) continue;
-        wait(block_empty, parity ^ 1);
+        wait(v_empty, parity ^ 1);
+        arrive_expecting(v_full, Storage::BLOCK_BYTES);
+        for (int c = 0; c < Storage::COLUMNS; ++c)
+            load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, part.kv_head, part.batch, v_full);
+        wait(k_empty, parity ^ 1);
         smem.blocks[parity] = part;
         parity ^= 1;
         arrive_expecting(k_full, Storage::BLOCK_BYTES);
         for (int c = 0; c < Storage::COLUMNS; ++c)
             load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, part.first_key, part.kv_head, part.batch, k_full);
-        arrive_expecting(v_full, Storage::BLOCK_BYTES);
-        for (int c = 0; c < Storage::COLUMNS; ++c)
-            load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, part.kv_head, part.batch, v_full);
         int next = at / 2 * problem.steps + (at % 2 ? problem.parts[at - 1].steps : 0);
         unsigned place = problem.order[next].place;
 #pragma unroll 1
@@ -102,7 +103,7 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
             if (left > 1) place = problem.order[++next].place;
         }
     }
-    wait(block_empty, parity ^ 1);
+    wait(k_empty, parity ^ 1);
     smem.blocks[parity].steps = 0;
     arrive(k_full);
 }
@@ -175,10 +176,10 @@ __device__ __forceinline__ void finish_tiles(int& finished, const Gradients& pro
 #pragma unroll 1
     for (;;) {
         int part = 0;
-        if (lane == 0) part = atomicAdd(&finished, 1);
+        if (lane == 0) part = take_number(shared_address(&finished));
         part = __shfl_sync(~0u, part, 0);
         const int tile = blockIdx.x + part / PARTS * gridDim.x;
-        if (tile >= problem.batch * problem.heads * problem.tiles) return;
+        if (tile >= problem.all_tiles) return;
         const int seen = (tile % problem.tiles + 1) * M + problem.earlier + KEYS - 1;
         if (lane == 0) wait_for_all_turns(problem.turns + tile, CAUSAL ? min(problem.blocks, seen / KEYS) : problem.blocks);
         __syncwarp();
@@ -315,26 +316,28 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         __syncwarp();
         arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
     };
-    const auto store_block = [&](const TensorMap& map, const float (&sum)[D / 2], float factor) {
+    // dV or dK goes to shared memory, the first 64 columns to one place and the others to another, and out.
+    const auto begin_store = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 const unsigned both = pack<T>(sum[4 * d + 2 * half] * factor, sum[4 * d + 2 * half + 1] * factor);
-                const unsigned to = own_ds + d / 8 * (CONSUMERS * M * 128) +
-                                    swizzled_offset(16 * warp + lane / 4 + 8 * half, d % 8) + lane % 4 * 4;
-                store_word(to, both);
+                const unsigned to = swizzled_offset(16 * warp + lane / 4 + 8 * half, d % 8) + lane % 4 * 4;
+                store_word((d < 8 ? first : second) + to, both);
             }
         publish_to_tma();
         synchronize(2 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
             const auto& its = smem.blocks[block_parity];
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                store_box(map, 64 * c, its.first_key + 64 * consumer, its.kv_head, its.batch,
-                          own_ds + c * (CONSUMERS * M * 128));
+                store_box(map, 64 * c, its.first_key + 64 * consumer, its.kv_head, its.batch, c ? second : first);
             commit_stores();
-            wait_for_stores();
         }
+    };
+    // Its place may be written again.
+    const auto end_store = [&] {
+        if (threadIdx.x % 128 == 0) wait_for_stores();
         synchronize(2 + consumer, 128);
     };
 
@@ -352,6 +355,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         wait(dout_full + 8 * stage.index(), stage.phase());
         begin_products();
         values();
+        end_store();  // of the block before
 #pragma unroll 1
         for (int add = 0;; add = 1) {
             pack_into(p, s);
@@ -392,26 +396,32 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             release(ds);
             arrive_for_warp(q_done);
         }
+        arrive_for_warp(shared_address(&smem.v_empty));
         finish_products<0>(dv);
-        arrive_for_warp(dout_empty + 8 * stage.index());
         copy_registers(ds, early, zero);
         synchronize(1, 128 * CONSUMERS);
         begin_products();
         multiply_by_keys();
         accumulate(dk, ds, q_stage(), add_last);
+        // Nobody reads dS of the step before any more, nor the last dO.
+        const unsigned other_ds = own_ds + (step_parity ^ 1) * (CONSUMERS * M * 128);
+        begin_store(dv_map, dv, 1, other_ds,
+                    shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES + consumer * M * 128);
         wait(sums_empty, step_parity ^ 1);
         finish_products<1>(dq);
+        arrive_for_warp(shared_address(&smem.k_empty));
         leave_dq();
         step_parity ^= 1;
         finish_products<0>(dk);
         arrive_for_warp(q_empty + 8 * stage.index());
-        arrive_for_warp(shared_address(&smem.block_empty));
+        end_store();
+        arrive_for_warp(dout_empty + 8 * stage.index());
         stage.advance();
         synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
-        store_block(dv_map, dv, 1);
-        store_block(dk_map, dk, problem.scale);
+        begin_store(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
         block_parity ^= 1;
     }
+    end_store();
 }
 
 // q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides. With FINISHES, the warp that is left makes dQ of
@@ -433,7 +443,8 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         smem.finished = 0;
         init_barrier(shared_address(&smem.k_full), 1);
         init_barrier(shared_address(&smem.v_full), 1);
-        init_barrier(shared_address(&smem.block_empty), 4 * CONSUMERS);
+        init_barrier(shared_address(&smem.k_empty), 4 * CONSUMERS);
+        init_barrier(shared_address(&smem.v_empty), 4 * CONSUMERS);
         for (int w = 0; w < CONSUMERS; ++w) {
             for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);

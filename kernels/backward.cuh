@@ -21,7 +21,7 @@ constexpr int PAUSE = 2;
 
 struct Strides { long long batch, head, row; };
 
-// Queries are in `tiles` of M rows for each of `heads`, keys in `blocks`; `group` query heads share one of `kv_heads`. Under
+// Queries are in `tiles` of M rows for each of `heads`, `all_tiles` over all batches, keys in `blocks`; `group` query heads share one of `kv_heads`. Under
 // the mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most; `all_tasks` are all heads'.
 // `out`, `dout` and `dq` are rows of D elements, `lse` is dense. The others are the workspace: of each row the negated
 // log-sum-exp in powers of two, and the row sum of O * dO; sums, which are dQ in floats, D * M of each tile; how many turns
@@ -36,7 +36,7 @@ struct Gradients {
     struct Part* parts;
     struct Step* order;
     Strides out_at, dout_at, dq_at;
-    int batch, heads, kv_heads, group, queries, keys, earlier, tiles, blocks, tasks, all_tasks, steps, paired;
+    int batch, heads, kv_heads, group, queries, keys, earlier, tiles, all_tiles, blocks, tasks, all_tasks, steps, paired;
     float scale;
 };
 
@@ -223,6 +223,13 @@ template <int PENDING> __device__ __forceinline__ void wait_until_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 __device__ __forceinline__ void wait_until_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// The number in shared memory, which grows by 1.
+__device__ __forceinline__ int take_number(unsigned address) {
+    int number;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(number) : "r"(address) : "memory");
+    return number;
+}
 
 // Turns of a tile: whoever takes one sees what was stored before the turn was passed on, also by TMA.
 __device__ __forceinline__ void wait_for_turn(const int* turns, int turn) {

@@ -39,7 +39,7 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
     Gradients p{}; p.out = out.data(), p.dout = dout.data(), p.lse = lse.data(), p.dq = dq.data();
     const auto align = [](std::vector<float>& x) { return (float*)(((size_t)x.data() + 15) / 16 * 16); };
     p.negated = align(negated), p.delta = align(delta), p.sums = align(sums);
-    p.batch = batch, p.heads = heads, p.kv_heads = kv_heads, p.group = G, p.queries = queries, p.keys = keys, p.earlier = keys - queries, p.tiles = tiles, p.blocks = blocks, p.paired = paired;
+    p.batch = batch, p.heads = heads, p.kv_heads = kv_heads, p.group = G, p.queries = queries, p.keys = keys, p.earlier = keys - queries, p.tiles = tiles, p.all_tiles = batch * heads * tiles, p.blocks = blocks, p.paired = paired;
     p.tasks = paired ? (blocks + 1) / 2 : blocks; p.all_tasks = p.tasks * batch * kv_heads;
     const auto first = [&](int b) { return CAUSAL ? max(0, 128 * b - p.earlier) / M : 0; };
     p.steps = 0; for (int m = 0; m < p.tasks; ++m) p.steps = max(p.steps, G * (tiles - first(m)) + (paired && blocks - 1 - m != m ? G * (tiles - first(blocks - 1 - m)) : 0));

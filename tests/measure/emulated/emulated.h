@@ -133,7 +133,7 @@ inline void wait_until_stored() { wait_bulk(0, 2); }
 inline void wait_for_turn(const int* turns, int turn) { emu::wait_for([=] { assert(*turns <= turn); return *turns == turn; }); }
 inline void wait_for_all_turns(const int* turns, int all) { emu::wait_for([=] { assert(*turns <= all); return *turns == all; }); }
 inline float4 load_sums(const float* from) { float4 x; memcpy(&x, from, 16); return x; }
-inline int atomicAdd(int* to, int x) { int y = *to; *to += x; emu::pause(); return y; }
+inline int take_number(unsigned a) { int x, y; memcpy(&x, emu::at(a), 4); y = x + 1; memcpy(emu::at(a), &y, 4); emu::pause(); return x; }
 inline void pass_turn(int* turns, int next) { assert(*turns == next - 1); *turns = next; }
 inline float2 load_pair(unsigned a) { float2 p; assert(a % 8 == 0); memcpy(&p, emu::at(a), 8); return p; }
 inline void store_pair(unsigned a, float x, float y) { assert(a % 8 == 0); memcpy(emu::at(a), &x, 4); memcpy(emu::at(a + 4), &y, 4); }

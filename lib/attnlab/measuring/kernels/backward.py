@@ -50,7 +50,7 @@ class Tiling:
         """As `SharedStorage` in the source: K, V, rings of Q and dO, two dS, dQ, and what belongs to rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
         of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
-        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 9)
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 10)
         whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
         return -(-whole // 128) * 128
 
@@ -72,7 +72,7 @@ class Gradients(ctypes.Structure):
 
     _GIVEN = ("out", "dout", "lse", "dq")
     _WORKSPACE = ("negated", "delta", "sums", "turns", "parts", "order")
-    _COUNTS = ("batch", "heads", "kv_heads", "group", "queries", "keys", "earlier", "tiles", "blocks")
+    _COUNTS = ("batch", "heads", "kv_heads", "group", "queries", "keys", "earlier", "tiles", "all_tiles", "blocks")
     _SCHEDULE = ("tasks", "all_tasks", "steps", "paired")
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*_GIVEN, *_WORKSPACE)),
@@ -89,19 +89,9 @@ class Gradients(ctypes.Structure):
         # With fewer blocks than CTAs each is a task. Else two are one task, so that all take equally long.
         paired = causal and batch * kv_heads * blocks > ctas
         tasks = -(-blocks // 2) if paired else blocks
-        found = cls(
-            **dict(
-                zip(
-                    cls._COUNTS,
-                    (batch, heads, kv_heads, group, queries, keys, keys - queries, tiles, blocks),
-                    strict=True,
-                )
-            ),
-            tasks=tasks,
-            all_tasks=batch * kv_heads * tasks,
-            paired=paired,
-            scale=scale,
-        )
+        counts = (batch, heads, kv_heads, group, queries, keys, keys - queries, tiles, batch * heads * tiles, blocks)
+        found = cls(**dict(zip(cls._COUNTS, counts, strict=True)), tasks=tasks, paired=paired, scale=scale)
+        found.all_tasks = batch * kv_heads * tasks
         found.steps = max(found.task_steps(member, causal, rows) for member in range(tasks))
         return found
 
