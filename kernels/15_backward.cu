@@ -69,34 +69,35 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
     for (int at = 2 * blockIdx.x; at < 2 * problem.all_tasks; at += at % 2 ? 2 * gridDim.x - 1 : 1) {
         const Part part = problem.parts[at];
         if (part.steps == 0) continue;
+        const int batch = part.head >> 16, kv_head = part.head & 0xFFFF;
         wait(v_empty, parity ^ 1);
         arrive_expecting(v_full, Storage::BLOCK_BYTES);
         for (int c = 0; c < Storage::COLUMNS; ++c)
-            load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, part.kv_head, part.batch, v_full);
+            load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, kv_head, batch, v_full);
         wait(k_empty, parity ^ 1);
         smem.blocks[parity] = part;
         parity ^= 1;
         arrive_expecting(k_full, Storage::BLOCK_BYTES);
         for (int c = 0; c < Storage::COLUMNS; ++c)
-            load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, part.first_key, part.kv_head, part.batch, k_full);
-        int next = at / 2 * problem.steps + (at % 2 ? problem.parts[at - 1].steps : 0);
+            load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, part.first_key, kv_head, batch, k_full);
+        int next = part.order;
         unsigned place = problem.order[next].place;
 #pragma unroll 1
         for (int left = part.steps; left > 0; --left) {
             const unsigned q_full = shared_address(smem.q_full + stage.index());
             const unsigned dout_full = shared_address(smem.dout_full + stage.index());
-            const int head = place >> 16, tile = place & 0xFFFF, row = M * tile;
-            const int rows = ((part.batch * problem.heads + head) * problem.tiles + tile) * M;
+            const int head = kv_head * problem.group + (place >> 16), tile = place & 0xFFFF, row = M * tile;
+            const int rows = ((batch * problem.heads + head) * problem.tiles + tile) * M;
             wait(shared_address(smem.q_empty + stage.index()), stage.phase() ^ 1);
             smem.ahead[stage.index()] = part.first_key - problem.earlier - row;
             arrive_expecting(q_full, Storage::TILE_BYTES + 4 * M);
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                load_box(shared_address(smem.q[stage.index()]) + c * M * 128, q, 64 * c, row, head, part.batch, q_full);
+                load_box(shared_address(smem.q[stage.index()]) + c * M * 128, q, 64 * c, row, head, batch, q_full);
             load_bytes(shared_address(smem.negated[stage.index()]), problem.negated + rows, 4 * M, q_full);
             wait(shared_address(smem.dout_empty + stage.index()), stage.phase() ^ 1);
             arrive_expecting(dout_full, Storage::TILE_BYTES + 4 * M);
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, head, part.batch,
+                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, head, batch,
                          dout_full);
             load_bytes(shared_address(smem.delta[stage.index()]), problem.delta + rows, 4 * M, dout_full);
             stage.advance();
@@ -118,11 +119,12 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
     int skip = odd;
     for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
         const Part* const parts = problem.parts + 2 * task;
-        const int first_head = parts[1].batch * problem.heads, steps = parts[0].steps + parts[1].steps;
+        const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
+        const int steps = parts[0].steps + parts[1].steps, order = parts->order;
         int step = skip;
 #pragma unroll 1
         for (; step < steps; step += 2) {
-            const Step now = problem.order[task * problem.steps + step];
+            const Step now = problem.order[order + step];
             const int tile = (first_head + (now.place >> 16)) * problem.tiles + (now.place & 0xFFFF);
             float* const sums = problem.sums + static_cast<long long>(tile) * (M * D);
             wait_for_turn(problem.turns + tile, now.turn);
@@ -331,7 +333,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         if (threadIdx.x % 128 == 0) {
             const auto& its = smem.blocks[block_parity];
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                store_box(map, 64 * c, its.first_key + 64 * consumer, its.kv_head, its.batch, c ? second : first);
+                store_box(map, 64 * c, its.first_key + 64 * consumer, its.head & 0xFFFF, its.head >> 16, c ? second : first);
             commit_stores();
         }
     };
@@ -499,25 +501,32 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
         return;
     }
     const Schedule<M, CAUSAL> schedule{problem, grid};
-    const long long number = static_cast<long long>(blockIdx.x - row_ctas) * 256 + threadIdx.x;
-    const int task = static_cast<int>(number / problem.steps), head = task / problem.tasks, member = task % problem.tasks;
-    const int own = static_cast<int>(number % problem.steps), parts = schedule.parts(member);
-    if (task >= problem.all_tasks) return;
-    for (int index = 0, before = 0; index < 2; ++index) {
-        const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
-        if (index == 0 && parts == 1) {
-            if (own == 0) problem.parts[2 * task] = {0, batch, kv_head, 0};
-            continue;
+    const int number = (blockIdx.x - row_ctas) * 256 + threadIdx.x;
+    if (number < problem.all_tasks) {
+        const int head = number / problem.tasks, member = number % problem.tasks, parts = schedule.parts(member);
+        const unsigned packed = head / problem.kv_heads << 16 | head % problem.kv_heads;
+        int order = (head % problem.patterns * problem.tasks + member) * problem.steps;
+        for (int index = 0; index < 2; ++index) {
+            const Range range = schedule.range(member, parts == 2 ? index : 0);
+            const int steps = index == 0 && parts == 1 ? 0 : schedule.steps(range);
+            problem.parts[2 * number + index] = {steps, packed, KEYS * range.block, order};
+            order += steps;
         }
-        const Range range = schedule.range(member, parts == 2 ? index : 0);
-        const int steps = schedule.steps(range), step = own - before, count = problem.tiles - range.first;
+    }
+    const int task = number / problem.steps, member = task % problem.tasks, parts = schedule.parts(member);
+    if (task >= problem.patterns * problem.tasks) return;
+    const int step = number % problem.steps;
+    for (int index = 0, before = 0; index < parts; ++index) {
+        const Range range = schedule.range(member, index);
+        const int steps = schedule.steps(range), count = problem.tiles - range.first;
+        const int own = step - before + (CAUSAL ? 0 : schedule.offset(task / problem.tasks, member));
+        if (step >= before && step < before + steps) {
+            const int at = CAUSAL ? own : own % steps, of_group = at / count, up = range.pivot + at % count;
+            const int tile = up < problem.tiles ? up : problem.tiles - 1 - at % count;
+            const int turn = schedule.visits(task / problem.tasks, member, index ? step + PAUSE : step, of_group, tile);
+            problem.order[number] = {turn, static_cast<unsigned>(of_group) << 16 | tile};
+        }
         before += steps;
-        if (own == 0) problem.parts[2 * task + index] = {steps, batch, kv_head, KEYS * range.block};
-        if (step < 0 || step >= steps) continue;
-        const int at = CAUSAL ? step : (step + schedule.offset(head, member)) % steps, of_group = at / count;
-        const int up = range.pivot + at % count, tile = up < problem.tiles ? up : problem.tiles - 1 - at % count;
-        problem.order[number] = {schedule.visits(head, member, index && parts == 2 ? own + PAUSE : own, of_group, tile),
-                                 static_cast<unsigned>(kv_head * problem.group + of_group) << 16 | tile};
     }
 }
 

@@ -36,13 +36,18 @@ struct Gradients {
     struct Part* parts;
     struct Step* order;
     Strides out_at, dout_at, dq_at;
-    int batch, heads, kv_heads, group, queries, keys, earlier, tiles, all_tiles, blocks, tasks, all_tasks, steps, paired;
+    int batch, heads, kv_heads, group, queries, keys, earlier, tiles, all_tiles, blocks, tasks, all_tasks, steps, patterns, paired;
     float scale;
 };
 
-// What is in memory of a block of keys that a task goes through, and of a step: its turn on its tile, and the tile's number
-// among those of its query head, with the head above it.
-struct alignas(16) Part { int steps, batch, kv_head, first_key; };
+// What is in memory of a block of keys that a task goes through: its head of K and V with the batch above it, and where its
+// first step stands. Of a step: its turn on its tile, and the tile's number among those of a query head, with the number of
+// that head in its group above it. Heads whose tasks are at the same CTAs have the same steps: there are `patterns` of them.
+struct alignas(16) Part {
+    int steps;
+    unsigned head;
+    int first_key, order;
+};
 struct alignas(8) Step {
     int turn;
     unsigned place;

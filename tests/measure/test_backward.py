@@ -1,5 +1,6 @@
 """The backward pass without a GPU: its schedule, its host code, and the kernel itself on an emulated multiprocessor."""
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -142,4 +143,5 @@ def test_the_kernel_on_an_emulated_multiprocessor(
     assert turns == plan.turns
     found = {line[0]: line[1] for line in runs[0] if line[0] != "turn"}
     assert int(found["shared_bytes"]) == backward.Tiling(head_dim, rows, 3).shared_bytes
+    assert int(found["problem_bytes"]) == ctypes.sizeof(backward.Gradients)
     assert all(float(found[name]) < 0.004 for name in ("dq", "dk", "dv"))

@@ -44,10 +44,12 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
     const auto first = [&](int b) { return CAUSAL ? max(0, 128 * b - p.earlier) / M : 0; };
     p.steps = 0; for (int m = 0; m < p.tasks; ++m) p.steps = max(p.steps, G * (tiles - first(m)) + (paired && blocks - 1 - m != m ? G * (tiles - first(blocks - 1 - m)) : 0));
     p.scale = scale; p.out_at = p.dout_at = p.dq_at = {(long long)heads * queries * D, (long long)queries * D, D};
-    std::vector<int> turns((size_t)batch * heads * tiles, 7); std::vector<Part> parts(2 * p.all_tasks); std::vector<Step> order((size_t)p.all_tasks * p.steps);
+    std::vector<int> turns((size_t)batch * heads * tiles, 7); std::vector<Part> parts(2 * p.all_tasks); const auto gcd = [](int a, int b) { while (b) std::swap(a %= b, b); return a; };
+    const int grid = min(ctas, p.all_tasks);
+    p.patterns = min(batch * kv_heads, grid / gcd(grid, p.tasks));
+    std::vector<Step> order((size_t)p.patterns * p.tasks * p.steps);
     p.turns = turns.data(), p.parts = parts.data(), p.order = order.data();
-    int grid = min(ctas, p.all_tasks);
-    int rows = 256 / (D / 8), before = batch * heads * (padded / rows) + (p.all_tasks * p.steps + 255) / 256;
+    int rows = 256 / (D / 8), before = batch * heads * (padded / rows) + (max(p.all_tasks, (int)order.size()) + 255) / 256;
     { // CTAs one after another: they don't depend on each other
         emu::run(before, 256, 16, [&] { prepare<T, D, CAUSAL, M>(p, grid); }); }
     const auto map = [&](std::vector<uint16_t>& x, int h, int s, int box) { return TensorMap{(unsigned char*)x.data(), D, s, h, batch, D, (long)s * D, (long)h * s * D, box}; };
@@ -63,11 +65,12 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
         for (auto x : got) hash = hash * 31 + x;
         printf("%s %.6f %u\n", name, rel, hash);
     };
-    printf("shared_bytes %zu\n", sizeof(SharedStorage<D, M, STAGES>));
+    printf("shared_bytes %zu\nproblem_bytes %zu\n", sizeof(SharedStorage<D, M, STAGES>), sizeof(Gradients));
     for (int task = 0, at = 0; task < p.all_tasks; ++task)
         for (int step = 0; step < parts[2 * task].steps + parts[2 * task + 1].steps; ++step) {
-            const Step its = order[(size_t)task * p.steps + step];
-            printf("turn %d %d %d %d %d %d\n", task, step, parts[2 * task].batch, its.place >> 16, its.place & 0xFFFF, its.turn);
+            const Part& part = parts[2 * task];
+            const Step its = order[part.order + step];
+            printf("turn %d %d %d %d %d %d\n", task, step, part.head >> 16, (part.head & 0xFFFF) * G + (its.place >> 16), its.place & 0xFFFF, its.turn);
         }
     check("dq", dq, rq), check("dk", dk, rk), check("dv", dv, rv);
     return 0;

@@ -73,7 +73,7 @@ class Gradients(ctypes.Structure):
     _GIVEN = ("out", "dout", "lse", "dq")
     _WORKSPACE = ("negated", "delta", "sums", "turns", "parts", "order")
     _COUNTS = ("batch", "heads", "kv_heads", "group", "queries", "keys", "earlier", "tiles", "all_tiles", "blocks")
-    _SCHEDULE = ("tasks", "all_tasks", "steps", "paired")
+    _SCHEDULE = ("tasks", "all_tasks", "steps", "patterns", "paired")
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*_GIVEN, *_WORKSPACE)),
         *((name, Strides) for name in ("out_at", "dout_at", "dq_at")),
@@ -92,6 +92,8 @@ class Gradients(ctypes.Structure):
         counts = (batch, heads, kv_heads, group, queries, keys, keys - queries, tiles, batch * heads * tiles, blocks)
         found = cls(**dict(zip(cls._COUNTS, counts, strict=True)), tasks=tasks, paired=paired, scale=scale)
         found.all_tasks = batch * kv_heads * tasks
+        grid = found.grid(ctas)
+        found.patterns = min(batch * kv_heads, grid // math.gcd(grid, tasks))
         found.steps = max(found.task_steps(member, causal, rows) for member in range(tasks))
         return found
 
@@ -105,11 +107,16 @@ class Gradients(ctypes.Structure):
         """The fewest CTAs that need no more rounds than `ctas` do: idle multiprocessors take no power."""
         return -(-self.all_tasks // -(-self.all_tasks // ctas))
 
+    @property
+    def all_steps(self) -> int:
+        """The steps of the schedule: heads whose tasks are at the same CTAs share theirs."""
+        return int(self.patterns * self.tasks * self.steps)
+
     def workspace(self, head_dim: int, rows: int) -> dict[str, int]:
         """The bytes of each part of the workspace."""
         tiles = self.batch * self.heads * self.tiles
         sizes = (4 * tiles * rows, 4 * tiles * rows, 4 * tiles * rows * head_dim, 4 * tiles)
-        return dict(zip(self._WORKSPACE, (*sizes, 32 * self.all_tasks, 8 * self.all_tasks * self.steps), strict=True))
+        return dict(zip(self._WORKSPACE, (*sizes, 32 * self.all_tasks, 8 * self.all_steps), strict=True))
 
 
 class _Own(Parameters):
@@ -128,15 +135,14 @@ class _Launches:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
         ctas, rows = device.multi_processor_count, instance.rows
         self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
-        of_steps, of_rows = problem.all_tasks * problem.steps, problem.batch * problem.heads * problem.tiles * rows
-        if max(of_steps, of_rows) > maps.MOST_ITEMS:
+        if max(problem.all_steps, problem.all_tiles * rows) > maps.MOST_ITEMS:
             raise Unsupported(f"the backward kernel numbers steps and rows up to {maps.MOST_ITEMS:,}")
         self.dtype, self.grid = str(q.dtype).removeprefix("torch."), problem.grid(ctas)
         self.functions = _compiled(self.dtype, instance, causal, q.get_device())
         self.sizes = problem.workspace(instance.head_dim, rows)
         heads, of_head = problem.batch * problem.heads, problem.tiles * rows
         row_ctas = heads * of_head // (OTHER_THREADS // (instance.head_dim // 8))
-        self.before = row_ctas + -(-problem.all_tasks * problem.steps // OTHER_THREADS)
+        self.before = row_ctas + -(-max(problem.all_tasks, problem.all_steps) // OTHER_THREADS)
         self.after, self.shared_bytes = 0 if instance.finishes else heads * problem.tiles, instance.shared_bytes
         address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
         dk, dv = (torch.empty_like(tensor, device="meta") for tensor in (k, v))
