@@ -556,26 +556,10 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
         }
         __syncwarp();
     };
-    // The exponents that a job's probabilities are relative to, kept until its O is stored: behind the single tile of ones,
-    // in chunks that no product reads.
-    const auto row_offset = [&](unsigned row) {
-        const unsigned chunk = 16 * consumer + row / 4;
-        return shared_address(smem.ones) + chunk / 4 * 128 + ((1 + chunk % 4) ^ chunk / 4 % 8) * 16 + row % 4 * 4;
-    };
-    const auto keep_offsets = [&] {
-        const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            if (lane % 4 == 0)
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(row_offset(16 * warp + lane / 4 + 8 * half)), "f"(rows.offset[half])
-                             : "memory");
-        __syncwarp();
-    };
-    const auto store_log_sum = [&](int buffer, unsigned row, float sum, const LogSums& sums) {
+    float ended_offset[2];  // with LSE, what the probabilities of the job that has ended are relative to
+    const auto store_log_sum = [&](int buffer, unsigned row, float offset, float sum, const LogSums& sums) {
         const auto& ended = smem.jobs[consumer][buffer];
         const int at = ended.diagonal - problem.last_key + row;
-        float offset;
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(offset) : "r"(row_offset(row)) : "memory");
         if (at < sums.rows)
             sums.at[(static_cast<long long>(ended.head >> 16) * sums.heads + (ended.head & 0xFFFF)) * sums.rows + at] =
                 (offset + __log2f(sum)) / LOG2_E;
@@ -590,7 +574,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
             const float sum = P::ROUNDED ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row];
             const float inverse = reciprocal(P::ROUNDED && !P::ONES ? quad_sum(sum) : sum);
             if constexpr (P::LSE)
-                if (lane % 4 == 0) store_log_sum(buffer, row, reciprocal(inverse), log_sums...);
+                if (lane % 4 == 0) store_log_sum(buffer, row, ended_offset[half], reciprocal(inverse), log_sums...);
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 const unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
@@ -649,7 +633,7 @@ __device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap&
             store_out(buffer_before());
             storing = true;
         };
-        if (P::LSE && ends) keep_offsets();
+        if (P::LSE && ends) ended_offset[0] = rows.offset[0], ended_offset[1] = rows.offset[1];
         if (ends && BUFFERS == 1) {
             drain();
             release_query();
