@@ -130,11 +130,11 @@ def test_the_kernel_on_an_emulated_multiprocessor(
 ):
     sizes = (head_dim, causal, rows, batch, heads, kv_heads, queries, keys, grid, paired)
     runs = []
-    for seed in (1, 2):
+    for seed in range(4):
         command = [emulator, *map(str, (*sizes, seed))]
         said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
         runs.append([line.split() for line in said.splitlines()])
-    assert runs[0] == runs[1]  # the same bits, however threads and copies get on
+    assert all(run == runs[0] for run in runs)  # the same bits, however threads and copies get on
     plan = Plan(batch * kv_heads, heads // kv_heads, queries, keys, bool(causal), bool(paired), grid, rows)
     turns = {}
     for task, step, in_batch, head, tile, turn in (map(int, line[1:]) for line in runs[0] if line[0] == "turn"):

@@ -202,23 +202,30 @@ inline void run(int ctas, int threads, size_t smem_bytes, std::function<void()> 
         }
     }
     std::vector<Fiber*> live; for (auto& f : fibers) live.push_back(f.get());
+    // Loads, bulk stores and products are each eager, casual, or done only when no thread can get on; a CTA falls behind at times.
+    const unsigned patience[3] = {rng() % 3, rng() % 3, rng() % 3};
+    const auto now = [&](int engine) { return patience[engine] && rng() % (patience[engine] == 1 ? 16 : 2) == 0; };
+    int slow = -1;
     while (!live.empty()) {
         bool ran = false;
-        // asynchronous engines, at random
-        int kind = rng() % 16;
+        if (rng() % 8192 == 0) slow = int(rng() % (ctas + 1)) - 1;
         const auto do_load = [&] { if (loads.empty()) return false; size_t i = rng() % loads.size(); auto f = loads[i]; loads[i] = loads.back(); loads.pop_back(); f(); return true; };
         const auto do_bulk = [&] { if (bulks.empty()) return false; size_t i = rng() % bulks.size(); auto b = bulks[i]; if (b->stage == 0) b->read(), b->stage = 1; else { b->write(), b->stage = 2; bulks[i] = bulks.back(); bulks.pop_back(); } return true; };
         const auto do_op = [&](bool any) { size_t s = rng() % (all.size() * 4); for (size_t i = 0; i < all.size() * 4; ++i) { size_t j = (s + i) % (all.size() * 4); auto& g = all[j / 4]->groups[j % 4]; if (g.executed < (long)g.ops.size() && g.ops[g.executed].committed == 128) { execute(*all[j / 4], g); return true; } if (!any) return false; } return false; };
-        if (kind == 0) do_load(); if (kind == 1) do_bulk(); if (kind == 2) do_op(false);
+        if (now(0)) do_load();
+        if (now(1)) do_bulk();
+        if (now(2)) do_op(false);
         size_t start = rng() % live.size();
-        for (size_t i = 0; i < live.size(); ++i) {
+        for (size_t i = 0; i < 2 * live.size(); ++i) {
             size_t j = (start + i) % live.size(); Fiber* f = live[j];
-            if (!f->ready()) continue;
+            if ((i < live.size() && f->cta->index == slow) || !f->ready()) continue;
             current = f; swapcontext(&main_context, &f->context); ran = true;
             if (f->over) { live[j] = live.back(); live.pop_back(); }
             break;
         }
-        if (!ran && !do_load() && !do_op(true) && !do_bulk()) { printf("DEADLOCK: %zu threads wait\n", live.size()); for (auto* f : live) if (f->tid.x % 32 == 0) printf("cta %d thread %u\n", f->cta->index, f->tid.x); exit(2); }
+        const unsigned first = rng() % 3;
+        const auto any = [&](unsigned engine) { return engine == 0 ? do_load() : engine == 1 ? do_bulk() : do_op(true); };
+        if (!ran && !any(first) && !any((first + 1) % 3) && !any((first + 2) % 3)) { printf("DEADLOCK: %zu threads wait\n", live.size()); for (auto* f : live) if (f->tid.x % 32 == 0) printf("cta %d thread %u\n", f->cta->index, f->tid.x); exit(2); }
     }
     while (!bulks.empty()) { auto b = bulks.back(); if (b->stage == 0) b->read(), b->stage = 1; else b->write(), bulks.pop_back(); }
     for (auto& c : all) free(c->memory);
