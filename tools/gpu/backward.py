@@ -34,7 +34,7 @@ from attnlab.study import values
 from attnlab.study.shapes import LAYOUTS, Shape
 
 GPU = torch.device("cuda")
-SECONDS = {"cases": 150, "values": 120, "repeats": 60, "kernels": 90, "times": 150, "flash4": 240}
+SECONDS = {"cases": 300, "values": 120, "repeats": 90, "kernels": 150, "times": 150, "flash4": 270}
 """Of each part, after which it ends."""
 TARGETS = (
     (4, 16, 4096, 128, "bfloat16", False),
