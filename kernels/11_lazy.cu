@@ -15,16 +15,16 @@
 //         up to 1.14 times cuDNN's, whose largest probability is 1 and has no rounding.
 #include "lazy.cuh"
 
-// q, k, v, o: maps of (batch, heads, rows, D), with any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS>
+// q, k, v, o: maps of (batch, heads, rows, D), with any strides; with one of LogSums, log-sum-exps are written too
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS, typename... Sums>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 lazy(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-     const __grid_constant__ TensorMap o, Problem problem) {
-    using P = Plan<D, KEYS, STAGES, CONSUMERS, PING_PONG, JOBS_PER_PASS, true>;
+     const __grid_constant__ TensorMap o, Problem problem, Sums... log_sums) {
+    using P = Plan<D, KEYS, STAGES, CONSUMERS, PING_PONG, JOBS_PER_PASS, true, sizeof...(Sums) != 0>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<SharedStorage<P>*>(memory);
     write_ones<T>(smem);
     init_barriers<P, CAUSAL>(smem, problem);
     if (threadIdx.x < 128) return produce<P, CAUSAL>(smem, q, k, v, problem);
-    consume_lazily<T, P, CAUSAL>(smem, o, problem);
+    consume_lazily<T, P, CAUSAL>(smem, o, problem, log_sums...);
 }

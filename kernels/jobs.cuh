@@ -64,10 +64,12 @@ WGMMA_256(__nv_bfloat16, "bf16")
 
 // How one instance works: tiles of KEYS keys, STAGES tiles of K and of V in the ring; with PING_PONG, consumers issue their
 // products in turns. With ROUNDED, row sums add probabilities as the product rounds them: V has one column more, of ones. A
-// wgmma has 256 columns at most, so at D = 256 registers add them, where the tensor cores leave the time.
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ROUNDED_ = false> struct Plan {
+// wgmma has 256 columns at most, so at D = 256 registers add them, where the tensor cores leave the time. With LSE, which needs
+// ROUNDED, the log-sum-exp of each row is written too.
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ROUNDED_ = false, bool LSE_ = false>
+struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
-    static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256;
+    static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256, LSE = LSE_;
     // Memories of Q that a consumer has. With one, a job ends before the next one's Q is loaded.
     static constexpr int BUFFERS = D < 256 ? 2 : 1;
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
@@ -88,6 +90,12 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
     __device__ __forceinline__ static bool serves(int keys) {
         return JOBS_PER_PASS <= CONSUMERS || (keys + KEYS - 1) / KEYS < STAGES;
     }
+};
+
+// Where the log-sum-exp of each row goes, dense, in heads of so many rows.
+struct LogSums {
+    float* at;
+    int heads, rows;
 };
 
 // A job as its consumer finds it.
@@ -480,9 +488,9 @@ __device__ __forceinline__ void store_rows(const Problem& problem, const TensorM
 // different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
 // to be multiplied by `rescale`, TIMES times; `begin` is true for the first job's first tile, and `recompute()` computes the
 // scores once more.
-template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename J, typename AnyProblem, typename Softmax>
+template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename J, typename AnyProblem, typename Softmax, typename... Sums>
 __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorMap& o, const AnyProblem& problem,
-                                        const Softmax& softmax) {
+                                        const Softmax& softmax, const Sums&... log_sums) {
     constexpr bool RAGGED = J::RAGGED;
     constexpr int D = P::D, KEYS = P::KEYS, BUFFERS = P::BUFFERS, WIDTH = P::ROUNDED ? D / 2 + 4 : D / 2;
     take_registers<P::CONSUMER_REGISTERS>();
@@ -584,6 +592,14 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
         }
         __syncwarp();
     };
+    float ended_offset[2];  // with LSE, what the probabilities of the job that has ended are relative to
+    const auto store_log_sum = [&](int buffer, unsigned row, float offset, float sum, const LogSums& sums) {
+        const auto& ended = smem.jobs[consumer][buffer];
+        const int at = ended.diagonal - problem.last_key + row;
+        if (at < sums.rows)
+            sums.at[(static_cast<long long>(ended.head >> 16) * sums.heads + (ended.head & 0xFFFF)) * sums.rows + at] =
+                (offset + __log2f(sum)) / LOG2_E;
+    };
     // O of a job goes where its Q was, and out.
     const auto store_out = [&](int buffer) {
         const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
@@ -594,6 +610,8 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             const bool nothing = sees_nothing<CAUSAL>(smem.jobs[consumer][buffer], row);
             const float sum = P::ROUNDED ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row];
             const float inverse = reciprocal(P::ROUNDED && !P::ONES ? quad_sum(sum) : sum);
+            if constexpr (P::LSE)
+                if (lane % 4 == 0) store_log_sum(buffer, row, ended_offset[half], reciprocal(inverse), log_sums...);
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
@@ -652,6 +670,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             store_out(buffer_before());
             storing = true;
         };
+        if (P::LSE && ends) ended_offset[0] = rows.offset[0], ended_offset[1] = rows.offset[1];
         if (ends && BUFFERS == 1) {
             drain();
             release_query();

@@ -38,8 +38,9 @@ template <typename T, typename P, typename J> __device__ __forceinline__ void wr
 }
 
 // A consumer warpgroup.
-template <typename T, typename P, bool CAUSAL, typename J, typename AnyProblem>
-__device__ __forceinline__ void consume_lazily(SharedStorage<P, J>& smem, const TensorMap& o, const AnyProblem& problem) {
+template <typename T, typename P, bool CAUSAL, typename J, typename AnyProblem, typename... Sums>
+__device__ __forceinline__ void consume_lazily(SharedStorage<P, J>& smem, const TensorMap& o, const AnyProblem& problem,
+                                               const Sums&... log_sums) {
     using W = Window<T>;
     constexpr int KEYS = P::KEYS;
     const float scale_log2 = problem.scale * LOG2_E;
@@ -99,5 +100,5 @@ __device__ __forceinline__ void consume_lazily(SharedStorage<P, J>& smem, const 
             for (int half = 0; half < 2; ++half) rows.rescale[half] = exp2_approx((before[half] - rows.offset[half]) / 2);
         return true;
     };
-    consume<T, P, CAUSAL, W::TIMES>(smem, o, problem, softmax);
+    consume<T, P, CAUSAL, W::TIMES>(smem, o, problem, softmax, log_sums...);
 }

@@ -20,10 +20,15 @@ BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 def program(rung: Rung) -> str:
-    """The source of a kernel, with its file for errors, and a hash of its headers for caches that go by the source."""
-    source, *headers = ladder.texts(rung).values()
-    included = hashlib.sha256("".join(headers).encode()).hexdigest()
-    return f'#line 1 "{paths.shown(paths.kernels() / rung.source)}"\n{source}\n// headers {included}\n'
+    """The source of a kernel, as `of_files`."""
+    return of_files(ladder.texts(rung))
+
+
+def of_files(texts: dict[str, str]) -> str:
+    """A source and its headers as a program: with its file for errors, and a hash of its headers for caches."""
+    (name, source), *headers = texts.items()
+    included = hashlib.sha256("".join(text for _, text in headers).encode()).hexdigest()
+    return f'#line 1 "{paths.shown(paths.kernels() / name)}"\n{source}\n// headers {included}\n'
 
 
 def flags(architecture: str) -> tuple[str, ...]:

@@ -342,10 +342,21 @@ def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
 
 
 def texts(rung: Rung) -> dict[str, str]:
-    """The source of a kernel by its file's name, and the headers next to it that it includes, directly or through
-    others; UserError if one of them is not a text file."""
-    found = {rung.source: rung.text} if rung.text else {}
-    waiting = _INCLUDE.findall(rung.text) if rung.text else [rung.source]
+    """The source of a kernel by its file's name, and our headers in it; raises as `files`."""
+    return files(rung.source, rung.text)
+
+
+def files(source: str, text: str = "") -> dict[str, str]:
+    """A source by its file's name, and the headers next to it that it includes, directly or through others.
+
+    Args:
+        text: of the source, if it is in no file.
+
+    Raises:
+        UserError: one of them is not a text file.
+    """
+    found = {source: text} if text else {}
+    waiting = _INCLUDE.findall(text) if text else [source]
     for name in waiting:  # which grows meanwhile
         path = paths.kernels() / name
         if name not in found and path.is_file():  # else a header that isn't ours

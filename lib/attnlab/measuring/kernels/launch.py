@@ -67,7 +67,7 @@ class Maps(Parameters):
     def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
         super().__init__(encoded, scalars)
         self.each = [(ctypes.c_char * maps.BYTES).from_address(place) for place in self._places]
-        driver, self._held = maps.driver(), [0] * 4
+        driver, self._held = maps.driver(), [0] * len(encoded)
         self._maps = [driver.CUtensorMap(_ptr=place) for place in self._places]
         self._replace, self._success = driver.cuTensorMapReplaceAddress, driver.CUresult.CUDA_SUCCESS
 

@@ -52,3 +52,32 @@ def of_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 def float64(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """The oracle: `composed` in double precision, on the same input values."""
     return composed(q.double(), k.double(), v.double(), causal, scale)
+
+
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, scale: float | None = None
+) -> tuple[Tensor, ...]:
+    """dQ, dK and dV of `composed`, from single operations, in the dtype of the inputs, and the log-sum-exp of each row.
+
+    Args:
+        dout: the gradient of the output, of the shape of Q.
+    """
+    seq_len, kv_len, shared = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    factor = scale or 1 / math.sqrt(q.shape[3])
+    group = max(1, REFERENCE_CHUNK // (seq_len * kv_len))
+    hidden = masked(seq_len, kv_len, q.device) if causal else None
+    parts = []
+    for queries, keys, values, outer in zip(
+        *(x.flatten(0, 1).split(group) for x in (*of_each_head(q, k, v), dout)), strict=True
+    ):
+        scores = (queries * factor) @ keys.transpose(1, 2)
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        lse = scores.logsumexp(-1)
+        p = torch.exp(scores - lse.unsqueeze(-1))
+        dp = outer @ values.transpose(1, 2)
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * factor
+        parts.append((ds @ keys, ds.transpose(1, 2) @ queries, p.transpose(1, 2) @ outer, lse))
+    dq, dk, dv, lse = (torch.cat(each) for each in zip(*parts, strict=True))
+    of_kv = (x.view(k.shape[0], k.shape[1], shared, kv_len, -1).sum(2) for x in (dk, dv))
+    return dq.view(q.shape), *of_kv, lse.view(q.shape[:3])

@@ -1,0 +1,536 @@
+// Backward: dQ, dK and dV of attention, the same bits each time.
+//
+// Does    a persistent CTA for each multiprocessor. It keeps a block of 128 keys, 64 for each of two warpgroups, with dK and
+//         dV in registers, and goes through the tiles of M queries that see them, of all query heads that share K and V: so
+//         no sum of dK or dV leaves the CTA before it is complete. S and dP are computed transposed, keys by queries, so that
+//         P and dS are already the register operands of dV += P^T dO and dK += dS^T Q. dS goes to shared memory once, for
+//         dQ = dS K, of which each warpgroup computes one half of the columns (D = 128) or queries (D = 64). dQ leaves
+//         through shared memory: TMA adds it to floats in global memory, each tile's in an order that the schedule in
+//         backward.cuh fixes. As soon as a tile has had all its turns, a warp that has nothing else to do rounds it.
+//         In a step: dP and dV are issued; dS is computed beside dV; S of the next step, dQ and dK are issued; exponentials
+//         and the way of dQ run beside these. So something is always queued on the tensor cores.
+// Limits  in a step at D = 128 and M = 64 (cycles of a multiprocessor):
+//           products                   5 x 512 = 2560
+//           shared memory, 128 bytes each: S, dP, dQ 3 x 512, dV, dK 2 x 256, dS 128, dQ 2 x 256, Q and dO 256 = 2944
+//           exponentials               8192 / 16 = 512
+//         so shared memory is the limit. With 80 queries it would be 3488 for 3200 cycles of products, and with 96 at D = 64
+//         2240 for 1920 (64: 1664 for 1280, 128: 2816 for 2560).
+//           registers of a consumer: dK and dV 128, S 32, dP or dQ 32, P 16, dS 16 = 224 of 240. 80 queries would need 248,
+//         and 128 at D = 64 256, unless dS is read from shared memory for dK, too (which costs 128 cycles); then 232.
+//           three stages of Q: it is free only when dK is over, a third of a step before the next one is asked for.
+//         Additions cost no waiting while one takes less than two steps from its begin to the next CTA's (model). The turns
+//         take a thread that polls, and the last two steps of a head come at once.
+//
+// In ptxas 13.0, all wgmma wait for one another if registers that one reads are written while another that reads registers is
+// under way, or if one that reads registers is under way at a loop's end. Hence copy_registers() and the place where the
+// loop begins.
+#include "backward.cuh"
+
+constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
+// setmaxnreg: of the 504 that a thread of each warpgroup has together, two consumers take so many each.
+template <int D, int M> constexpr int CONSUMER_REGISTERS = D == 64 && M == 64 ? 208 : 240;
+
+template <int D, int M, int STAGES> struct SharedStorage {
+    static constexpr int COLUMNS = D / 64;  // tiles of 64 columns beside each other
+    static constexpr int TILE_BYTES = M * D * 2, BLOCK_BYTES = KEYS * D * 2, SUM_BYTES = M * D * 2;  // sums: of a warpgroup
+    unsigned char k[BLOCK_BYTES], v[BLOCK_BYTES];
+    unsigned char q[STAGES][TILE_BYTES], dout[STAGES][TILE_BYTES];
+    unsigned char ds[2][CONSUMERS][M * 128];  // of a step and the next; then dV and dK, 64 columns in each of the two
+    unsigned char sums[CONSUMERS][SUM_BYTES];
+    alignas(128) float negated[STAGES][M], delta[STAGES][M];
+    int ahead[STAGES];  // of a stage's first query's last key, the first key of the block
+    Part blocks[2];     // of this block of keys and the next; no steps: the end
+    int finished;       // parts of tiles of dQ that somebody has taken to finish
+    unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
+    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
+};
+
+// The stage of a ring at a step, and the parity of the phase in which it is filled, in one register.
+template <int STAGES> struct Stage {
+    int packed = 0;
+    __device__ __forceinline__ int index() const { return packed >> 1; }
+    __device__ __forceinline__ unsigned phase() const { return packed & 1; }
+    __device__ __forceinline__ void advance() {
+        packed += 2;
+        if (packed >= 2 * STAGES) packed = (packed ^ 1) - 2 * STAGES;
+    }
+};
+
+// One thread loads K, V, Q and dO with what belongs to their rows.
+template <int D, int M, int STAGES>
+__device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k,
+                                     const TensorMap& v, const TensorMap& dout, const Gradients& problem) {
+    using Storage = SharedStorage<D, M, STAGES>;
+    const unsigned k_full = shared_address(&smem.k_full), v_full = shared_address(&smem.v_full);
+    const unsigned k_empty = shared_address(&smem.k_empty), v_empty = shared_address(&smem.v_empty);
+    Stage<STAGES> stage;
+    unsigned parity = 0;
+#pragma unroll 1
+    for (int at = 2 * blockIdx.x; at < 2 * problem.all_tasks; at += at % 2 ? 2 * gridDim.x - 1 : 1) {
+        const Part part = problem.parts[at];
+        if (part.steps == 0) continue;
+        const int batch = part.head >> 16, kv_head = part.head & 0xFFFF;
+        wait(v_empty, parity ^ 1);
+        arrive_expecting(v_full, Storage::BLOCK_BYTES);
+        for (int c = 0; c < Storage::COLUMNS; ++c)
+            load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, kv_head, batch, v_full);
+        wait(k_empty, parity ^ 1);
+        smem.blocks[parity] = part;
+        parity ^= 1;
+        arrive_expecting(k_full, Storage::BLOCK_BYTES);
+        for (int c = 0; c < Storage::COLUMNS; ++c)
+            load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, part.first_key, kv_head, batch, k_full);
+        int next = part.order;
+        unsigned place = problem.order[next].place;
+#pragma unroll 1
+        for (int left = part.steps; left > 0; --left) {
+            const unsigned q_full = shared_address(smem.q_full + stage.index());
+            const unsigned dout_full = shared_address(smem.dout_full + stage.index());
+            const int head = kv_head * problem.group + (place >> 16), tile = place & 0xFFFF, row = M * tile;
+            const int rows = ((batch * problem.heads + head) * problem.tiles + tile) * M;
+            wait(shared_address(smem.q_empty + stage.index()), stage.phase() ^ 1);
+            smem.ahead[stage.index()] = part.first_key - problem.earlier - row;
+            arrive_expecting(q_full, Storage::TILE_BYTES + 4 * M);
+            for (int c = 0; c < Storage::COLUMNS; ++c)
+                load_box(shared_address(smem.q[stage.index()]) + c * M * 128, q, 64 * c, row, head, batch, q_full);
+            load_bytes(shared_address(smem.negated[stage.index()]), problem.negated + rows, 4 * M, q_full);
+            wait(shared_address(smem.dout_empty + stage.index()), stage.phase() ^ 1);
+            arrive_expecting(dout_full, Storage::TILE_BYTES + 4 * M);
+            for (int c = 0; c < Storage::COLUMNS; ++c)
+                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, head, batch,
+                         dout_full);
+            load_bytes(shared_address(smem.delta[stage.index()]), problem.delta + rows, 4 * M, dout_full);
+            stage.advance();
+            if (left > 1) place = problem.order[++next].place;
+        }
+    }
+    wait(k_empty, parity ^ 1);
+    smem.blocks[parity].steps = 0;
+    arrive(k_full);
+}
+
+// A thread adds what the consumers leave of dQ in every other step, the even ones or the odd ones, to the sums in global
+// memory, each tile's in its turn. Until an addition is over may take as long as a step: so there are two such threads.
+template <int D, int M, int STAGES>
+__device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int odd) {
+    using Storage = SharedStorage<D, M, STAGES>;
+    const unsigned full = shared_address(smem.sums_full[odd]), empty = shared_address(smem.sums_empty);
+    unsigned parity = 0;
+    int skip = odd;
+    for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
+        const Part* const parts = problem.parts + 2 * task;
+        const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
+        const int steps = parts[0].steps + parts[1].steps, order = parts->order;
+        int step = skip;
+#pragma unroll 1
+        for (; step < steps; step += 2) {
+            const Step now = problem.order[order + step];
+            const int tile = (first_head + (now.place >> 16)) * problem.tiles + (now.place & 0xFFFF);
+            float* const sums = problem.sums + static_cast<long long>(tile) * (M * D);
+            wait_for_turn(problem.turns + tile, now.turn);
+#pragma unroll
+            for (int w = 0; w < CONSUMERS; ++w) {
+                wait(full + 8 * w, parity);
+                const unsigned from = shared_address(smem.sums[w]);
+                if (now.turn) add_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
+                else store_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
+                commit_stores();
+            }
+            wait_until_read<1>();
+            arrive(empty);
+            wait_until_read<0>();
+            arrive(empty + 8);
+            wait_until_stored();
+            pass_turn(problem.turns + tile, now.turn + 1);
+            parity ^= 1;
+        }
+        skip = step - steps;
+    }
+}
+
+// dQ = scale * sums, rounded, of `count` times 8 columns of a tile, from number `unit` on; a thread has every `apart`-th.
+template <typename T, int D, int M, int UNROLL>
+__device__ __forceinline__ void finish_part(const Gradients& problem, int all_tile, int unit, int count, int apart) {
+    const int all_head = all_tile / problem.tiles, tile = all_tile % problem.tiles;
+    const float* const sums = problem.sums + static_cast<long long>(all_tile) * (M * D);
+    T* const dq = static_cast<T*>(problem.dq) + all_head / problem.heads * problem.dq_at.batch +
+                  all_head % problem.heads * problem.dq_at.head;
+#pragma unroll UNROLL
+    for (int end = unit + count; unit < end; unit += apart) {
+        const int row_of_sums = unit / 8, of_row = row_of_sums % PART_ROWS<D, M>;
+        const int row = tile * M + (D == 128 ? of_row : row_of_sums);
+        const int column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
+        if (row >= problem.queries) continue;
+        const float* const from = sums + 64 * row_of_sums + 4 * permuted<SWAPPED<D, M>>(of_row, unit % 8 * 2);
+        const float4 a = load_sums(from), b = load_sums(from + 4);
+        const float scale = problem.scale;
+        const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale),
+                            pack<T>(b.x * scale, b.y * scale), pack<T>(b.z * scale, b.w * scale)};
+        *reinterpret_cast<uint4*>(dq + row * problem.dq_at.row + column) = both;
+    }
+}
+
+// A warp finishes tiles of dQ, as soon as they have had all turns: of the CTA's share of tiles a quarter at a time.
+template <typename T, int D, bool CAUSAL, int M, int UNROLL>
+__device__ __forceinline__ void finish_tiles(int& finished, const Gradients& problem) {
+    constexpr int PARTS = 4, UNITS = M * D / 8 / PARTS;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (;;) {
+        int part = 0;
+        if (lane == 0) part = take_number(shared_address(&finished));
+        part = __shfl_sync(~0u, part, 0);
+        const int tile = blockIdx.x + part / PARTS * gridDim.x;
+        if (tile >= problem.all_tiles) return;
+        const int seen = (tile % problem.tiles + 1) * M + problem.earlier + KEYS - 1;
+        if (lane == 0) wait_for_all_turns(problem.turns + tile, CAUSAL ? min(problem.blocks, seen / KEYS) : problem.blocks);
+        __syncwarp();
+        finish_part<T, D, M, UNROLL>(problem, tile, part % PARTS * UNITS + lane, UNITS - lane, 32);
+    }
+}
+
+// A consumer warpgroup: 64 keys of the block. Scores and all that comes of them are transposed, keys by queries.
+template <typename T, int D, bool CAUSAL, int M, int STAGES>
+__device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const TensorMap& dk_map, const TensorMap& dv_map,
+                                        const Gradients& problem) {
+    using Storage = SharedStorage<D, M, STAGES>;
+    static_assert(D == 64 || M == 64, "dQ is a product of 64 rows for each warpgroup");
+    const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
+    const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
+    const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
+    const unsigned sums_full = shared_address(smem.sums_full[0]) + 8 * consumer;
+    const unsigned sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
+    const float scale_log2 = problem.scale * LOG2_E;
+    // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
+    const unsigned own_ds = shared_address(smem.ds[0][consumer]);
+
+    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[D == 128 ? 32 : M / 4];
+    unsigned p[M / 16][4], early[M / 16][4], ds[M / 16][4];
+    const int zero = problem.paired >> 1;
+    Stage<STAGES> stage;
+    unsigned step_parity = 0, block_parity = 0;
+
+    const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
+    const auto scores = [&] {
+        const auto keys = descriptor(k_block + consumer * 64 * 128, 16, 1024);
+        const auto queries = descriptor(shared_address(smem.q) + stage.index() * Storage::TILE_BYTES, 16, 1024);
+#pragma unroll
+        for (int d = 0; d < D / 16; ++d)
+            multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32),
+                               advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
+        commit_products();
+    };
+    const auto values = [&] {  // V * dO^T
+        const auto keys = descriptor(v_block + consumer * 64 * 128, 16, 1024);
+        const auto queries = descriptor(shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, 16, 1024);
+#pragma unroll
+        for (int d = 0; d < D / 16; ++d)
+            multiply<T, false>(dp, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32),
+                               advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
+        commit_products();
+    };
+    // dV += P^T * dO, or dK += dS^T * Q
+    const auto accumulate = [&](float (&sum)[D / 2], const unsigned (&rows)[M / 16][4], unsigned tile, int add) {
+        const auto queries = descriptor(tile, M * 128, 1024);
+#pragma unroll
+        for (int j = 0; j < M / 16; ++j) multiply<T, true>(sum, rows[j], advanced(queries, 16 * j * 128), j ? 1 : add);
+        commit_products();
+    };
+    const auto multiply_by_keys = [&] {  // dQ = dS * K
+        const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
+        const auto of_ds = descriptor(rows + (D == 64 ? consumer * M / 2 * 128 : 0), 16, 1024);
+        const auto of_keys = descriptor(k_block + (D == 64 ? 0 : consumer * KEYS * 128), KEYS * 128, 1024);
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; ++j) {
+            const auto a = advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), b = advanced(of_keys, 16 * j * 128);
+            if constexpr (SWAPPED<D, M>) multiply_columns<T>(dq, b, a, j);
+            else multiply<T, true>(dq, a, b, j);
+        }
+        commit_products();
+    };
+    // Scores become probabilities.
+    const auto exponentiate = [&] {
+        const int ahead = smem.ahead[stage.index()] + 64 * consumer;
+        const int left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
+        if (left < 64 || (CAUSAL && ahead + 63 > 0)) {
+#pragma unroll
+            for (int n = 0; n < M / 2; ++n) {
+                const int key = 16 * warp + lane / 4 + n / 2 % 2 * 8, query = n / 4 * 8 + lane % 4 * 2 + n % 2;
+                if (key >= left || (CAUSAL && key + ahead > query)) s[n] = -infinity();
+            }
+        }
+        const unsigned negated = shared_address(smem.negated) + stage.index() * (4 * M) + lane % 4 * 8;
+#pragma unroll
+        for (int n = 0; n < M / 2; n += 4) {
+            const float2 offset = load_pair(negated + 8 * n);
+            s[n] = exp2_here(s[n] * scale_log2 + offset.x);
+            s[n + 1] = exp2_here(s[n + 1] * scale_log2 + offset.y);
+            s[n + 2] = exp2_here(s[n + 2] * scale_log2 + offset.x);
+            s[n + 3] = exp2_here(s[n + 3] * scale_log2 + offset.y);
+        }
+    };
+    const auto pack_into = [&](unsigned (&rows)[M / 16][4], const float (&from)[M / 2]) {
+#pragma unroll
+        for (int n = 0; n < M / 4; ++n) rows[n / 4][n % 4] = pack<T>(from[2 * n], from[2 * n + 1]);
+    };
+    // dS = P * (dP - delta), in registers and in shared memory, there queries by keys.
+    float2 ahead[2];  // delta of the queries at hand
+    const auto load_delta = [&](float2 (&its)[2], int j) {
+        const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8 + 64 * j;
+        its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
+    };
+    const auto differentiate = [&] {
+        const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+        const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
+#pragma unroll
+        for (int j = 0; j < M / 16; ++j) {
+            const float2 its[2] = {ahead[0], ahead[1]};
+            if (j + 1 < M / 16) load_delta(ahead, j + 1);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int n = 8 * j + 4 * half;
+                early[j][2 * half] = pack<T>(s[n] * (dp[n] - its[half].x), s[n + 1] * (dp[n + 1] - its[half].y));
+                early[j][2 * half + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its[half].x), s[n + 3] * (dp[n + 3] - its[half].y));
+            }
+            store_matrices_transposed(to + 16 * j * 128, early[j]);
+        }
+        publish_to_tma();
+    };
+    // dQ of this step goes where one thread of the producer finds it.
+    const auto leave_dq = [&] {
+        const unsigned sums = shared_address(smem.sums[consumer]);
+        if constexpr (SWAPPED<D, M>) {
+#pragma unroll
+            for (int n = 0; n < M / 4; ++n) {
+                const int row = n / 4 * 8 + lane % 4 * 2 + n % 2, column = 16 * warp + lane / 4 + n / 2 % 2 * 8;
+                store_one(sums + 256 * row + permuted<true>(row, column / 4) * 16 + column % 4 * 4, dq[n]);
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < 32; n += 2) {
+                const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
+                store_pair(sums + 256 * row + permuted<false>(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
+            }
+        }
+        publish_to_tma();
+        __syncwarp();
+        arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
+    };
+    // dV or dK goes to shared memory, the first 64 columns to one place and the others to another, and out.
+    const auto begin_store = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int d = 0; d < D / 8; ++d) {
+                const unsigned both = pack<T>(sum[4 * d + 2 * half] * factor, sum[4 * d + 2 * half + 1] * factor);
+                const unsigned to = swizzled_offset(16 * warp + lane / 4 + 8 * half, d % 8) + lane % 4 * 4;
+                store_word((d < 8 ? first : second) + to, both);
+            }
+        publish_to_tma();
+        synchronize(2 + consumer, 128);
+        if (threadIdx.x % 128 == 0) {
+            const auto& its = smem.blocks[block_parity];
+            for (int c = 0; c < Storage::COLUMNS; ++c)
+                store_box(map, 64 * c, its.first_key + 64 * consumer, its.head & 0xFFFF, its.head >> 16, c ? second : first);
+            commit_stores();
+        }
+    };
+    // Its place may be written again.
+    const auto end_store = [&] {
+        if (threadIdx.x % 128 == 0) wait_for_stores();
+        synchronize(2 + consumer, 128);
+    };
+
+    for (;;) {
+        wait(shared_address(&smem.k_full), block_parity);
+        int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
+        if (steps == 0) break;
+        const int add_last = steps > 1;
+        wait(q_full + 8 * stage.index(), stage.phase());
+        begin_products();
+        scores();
+        finish_products<0>(s);
+        exponentiate();
+        wait(shared_address(&smem.v_full), block_parity);
+        wait(dout_full + 8 * stage.index(), stage.phase());
+        begin_products();
+        values();
+        end_store();  // of the block before
+#pragma unroll 1
+        for (int add = 0;; add = 1) {
+            pack_into(p, s);
+            begin_products();
+            accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
+            load_delta(ahead, 0);
+            finish_products<1>(dp);
+            differentiate();
+            if (--steps == 0) break;
+            const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index();
+            const unsigned dout_done = dout_empty + 8 * stage.index();
+            stage.advance();
+            wait(q_full + 8 * stage.index(), stage.phase());
+            begin_products();
+            scores();
+            finish_products<1>(dv);
+            release(p);
+            copy_registers(ds, early, zero);
+            arrive_for_warp(dout_done);
+            synchronize(1, 128 * CONSUMERS);
+            begin_products();
+            multiply_by_keys();
+            accumulate(dk, ds, of_queries, add);
+            finish_products<2>(s);
+            exponentiate();
+            // ptxas would move the exponentials down to their use, behind the wait for dQ.
+            unsigned all = 0;
+#pragma unroll
+            for (int n = 0; n < M / 2; ++n) all |= __float_as_uint(s[n]);
+            wait(sums_empty, step_parity ^ 1 ^ (all & zero));
+            finish_products<1>(dq);
+            leave_dq();
+            step_parity ^= 1;
+            wait(dout_full + 8 * stage.index(), stage.phase());
+            begin_products();
+            values();
+            finish_products<1>(dk);
+            release(ds);
+            arrive_for_warp(q_done);
+        }
+        arrive_for_warp(shared_address(&smem.v_empty));
+        finish_products<0>(dv);
+        copy_registers(ds, early, zero);
+        synchronize(1, 128 * CONSUMERS);
+        begin_products();
+        multiply_by_keys();
+        accumulate(dk, ds, q_stage(), add_last);
+        // Nobody reads dS of the step before any more, nor the last dO.
+        const unsigned other_ds = own_ds + (step_parity ^ 1) * (CONSUMERS * M * 128);
+        begin_store(dv_map, dv, 1, other_ds,
+                    shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES + consumer * M * 128);
+        wait(sums_empty, step_parity ^ 1);
+        finish_products<1>(dq);
+        arrive_for_warp(shared_address(&smem.k_empty));
+        leave_dq();
+        step_parity ^= 1;
+        finish_products<0>(dk);
+        arrive_for_warp(q_empty + 8 * stage.index());
+        end_store();
+        arrive_for_warp(dout_empty + 8 * stage.index());
+        stage.advance();
+        synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
+        begin_store(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
+        block_parity ^= 1;
+    }
+    end_store();
+}
+
+// q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides. With FINISHES, the warp that is left makes dQ of
+// the sums meanwhile.
+template <typename T, int D, bool CAUSAL, int M, int STAGES, bool FINISHES>
+__global__ void __launch_bounds__(THREADS, 1)
+backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+         const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
+         const __grid_constant__ Gradients problem) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& smem = *reinterpret_cast<SharedStorage<D, M, STAGES>*>(memory);
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            init_barrier(shared_address(smem.q_full + stage), 1);
+            init_barrier(shared_address(smem.dout_full + stage), 1);
+            init_barrier(shared_address(smem.q_empty + stage), 4 * CONSUMERS);
+            init_barrier(shared_address(smem.dout_empty + stage), 4 * CONSUMERS);
+        }
+        smem.finished = 0;
+        init_barrier(shared_address(&smem.k_full), 1);
+        init_barrier(shared_address(&smem.v_full), 1);
+        init_barrier(shared_address(&smem.k_empty), 4 * CONSUMERS);
+        init_barrier(shared_address(&smem.v_empty), 4 * CONSUMERS);
+        for (int w = 0; w < CONSUMERS; ++w) {
+            for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
+            init_barrier(shared_address(smem.sums_empty + w), 1);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        give_registers<504 - 2 * CONSUMER_REGISTERS<D, M>>();
+        if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
+        else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, problem, threadIdx.x / 32 - 1);
+        else if (FINISHES && threadIdx.x >= 96) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
+        return;
+    }
+    take_registers<CONSUMER_REGISTERS<D, M>>();
+    consume<T, D, CAUSAL>(smem, dk, dv, problem);
+    if (FINISHES) finish_tiles<T, D, CAUSAL, M, 4>(smem.finished, problem);
+}
+
+// Elements of 8 columns that follow each other.
+template <typename T> struct alignas(16) Eight { T each[8]; };
+
+// Before: of each row, the negated log-sum-exp in powers of two and the sum of O * dO; no tile has had a turn; and the
+// turn of each step. The first CTAs have `256 / (D / 8)` rows each, of all query heads; the rest 256 steps each.
+template <typename T, int D, bool CAUSAL, int M>
+__global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients problem, int grid) {
+    constexpr int LANES = D / 8, ROWS = 256 / LANES;
+    const int padded = problem.tiles * M, all_heads = problem.batch * problem.heads;
+    const int row_ctas = all_heads * (padded / ROWS);
+    if (blockIdx.x < row_ctas) {
+        const int head = blockIdx.x / (padded / ROWS), row = blockIdx.x % (padded / ROWS) * ROWS + threadIdx.x / LANES;
+        const int batch = head / problem.heads, of_batch = head % problem.heads, lane = threadIdx.x % LANES;
+        float sum = 0;
+        if (row < problem.queries) {
+            const auto read = [&](const void* from, const Strides& at) {
+                const T* const its = static_cast<const T*>(from) + batch * at.batch + of_batch * at.head + row * at.row;
+                return *reinterpret_cast<const Eight<T>*>(its + 8 * lane);
+            };
+            const Eight<T> out = read(problem.out, problem.out_at), dout = read(problem.dout, problem.dout_at);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum += to_float(out.each[i]) * to_float(dout.each[i]);
+        }
+#pragma unroll
+        for (int apart = LANES / 2; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+        if (lane == 0) {
+            const long long at = static_cast<long long>(head) * padded + row;
+            problem.delta[at] = sum;
+            const long long given = static_cast<long long>(head) * problem.queries + row;
+            problem.negated[at] = row < problem.queries ? -LOG2_E * problem.lse[given] : -infinity();
+            if (row % M == 0) problem.turns[head * problem.tiles + row / M] = 0;
+        }
+        return;
+    }
+    const Schedule<M, CAUSAL> schedule{problem, grid};
+    const int number = (blockIdx.x - row_ctas) * 256 + threadIdx.x;
+    if (number < problem.all_tasks) {
+        const int head = number / problem.tasks, member = number % problem.tasks, parts = schedule.parts(member);
+        const unsigned packed = head / problem.kv_heads << 16 | head % problem.kv_heads;
+        int order = (head % problem.patterns * problem.tasks + member) * problem.steps;
+        for (int index = 0; index < 2; ++index) {
+            const Range range = schedule.range(member, parts == 2 ? index : 0);
+            const int steps = index == 0 && parts == 1 ? 0 : schedule.steps(range);
+            problem.parts[2 * number + index] = {steps, packed, KEYS * range.block, order};
+            order += steps;
+        }
+    }
+    const int task = number / problem.steps, member = task % problem.tasks, parts = schedule.parts(member);
+    if (task >= problem.patterns * problem.tasks) return;
+    const int step = number % problem.steps;
+    for (int index = 0, before = 0; index < parts; ++index) {
+        const Range range = schedule.range(member, index);
+        const int steps = schedule.steps(range), count = problem.tiles - range.first;
+        const int own = step - before + (CAUSAL ? 0 : schedule.offset(task / problem.tasks, member));
+        if (step >= before && step < before + steps) {
+            const int at = CAUSAL ? own : own % steps, of_group = at / count, up = range.pivot + at % count;
+            const int tile = up < problem.tiles ? up : problem.tiles - 1 - at % count;
+            const int turn = schedule.visits(task / problem.tasks, member, index ? step + PAUSE : step, of_group, tile);
+            problem.order[number] = {turn, static_cast<unsigned>(of_group) << 16 | tile};
+        }
+        before += steps;
+    }
+}
+
+// After, unless `backward` does that: a CTA for each tile of dQ.
+template <typename T, int D, int M> __global__ void __launch_bounds__(256) finish(const __grid_constant__ Gradients problem) {
+    finish_part<T, D, M, 4>(problem, blockIdx.x, threadIdx.x, M * D / 8 - threadIdx.x, 256);
+}

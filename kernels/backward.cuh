@@ -1,0 +1,265 @@
+// What the kernels of the backward pass share: the problem, the schedule, and wgmma shapes that only they use.
+//
+// A task is the work of one CTA on one head of K and V: a block of KEYS keys, or two of them, with all tiles of queries that
+// see them, of all query heads that share the head. CTA c of a grid of C has the tasks c, c + C, ...; those that begin
+// together are a round. A CTA passes its tiles one by one, a step each. In a step it adds to dQ of one tile, and `visits`
+// numbers the steps that add to a tile by the time at which they come if every step of every CTA took equally long. That is
+// the order of addition: by round, by step, by task (without the mask the last task first). All CTAs are there at once, and
+// each takes its steps in this order. So the first step that is not over waits for nobody, and none waits for good.
+//
+// Without the mask, the tasks of a head in a round begin apart and go round, so that no two want a tile at one step. Under
+// it, a block begins with the tile on its diagonal. With `paired`, a task is the blocks p and blocks - 1 - p, so that all
+// take equally long: the second from its diagonal up, then the first, from the first tile that any second block sees up, and
+// from the one before it down. At 64 queries a tile, two steps on one tile are then two steps apart.
+// tests/measure/backward.py is a model.
+#pragma once
+#include "hopper.cuh"
+
+constexpr int KEYS = 128;
+// The steps that a CTA takes from one block of keys to the next, as far as the order of addition knows.
+constexpr int PAUSE = 2;
+
+struct Strides { long long batch, head, row; };
+
+// Queries are in `tiles` of M rows for each of `heads`, `all_tiles` over all batches, keys in `blocks`; `group` query heads share one of `kv_heads`. Under
+// the mask query r sees keys up to r + earlier. A head of K and V has `tasks`, of `steps` at most; `all_tasks` are all heads'.
+// `out`, `dout` and `dq` are rows of D elements, `lse` is dense. The others are the workspace: of each row the negated
+// log-sum-exp in powers of two, and the row sum of O * dO; sums, which are dQ in floats, D * M of each tile; how many turns
+// each tile has had; and the schedule as `prepare` writes it, two parts of each task, of which the first may have no step,
+// and up to `steps` steps of a task.
+struct Gradients {
+    const void *out, *dout;
+    const float* lse;
+    void* dq;
+    float *negated, *delta, *sums;
+    int* turns;
+    struct Part* parts;
+    struct Step* order;
+    Strides out_at, dout_at, dq_at;
+    int batch, heads, kv_heads, group, queries, keys, earlier, tiles, all_tiles, blocks, tasks, all_tasks, steps, patterns, paired;
+    float scale;
+};
+
+// What is in memory of a block of keys that a task goes through: its head of K and V with the batch above it, and where its
+// first step stands. Of a step: its turn on its tile, and the tile's number among those of a query head, with the number of
+// that head in its group above it. Heads whose tasks are at the same CTAs have the same steps: there are `patterns` of them.
+struct alignas(16) Part {
+    int steps;
+    unsigned head;
+    int first_key, order;
+};
+struct alignas(8) Step {
+    int turn;
+    unsigned place;
+};
+
+// A block of keys and the first tile that sees it. A task goes through the tiles of a query head from `pivot` up to the last
+// one, then from the one before it down to the first; without the mask it goes round.
+struct Range {
+    int block, first, pivot;
+};
+
+template <int M, bool CAUSAL> struct Schedule {
+    const Gradients& problem;
+    int grid;
+    // The tasks of a head that are in one round with `member`: from `least` to before `most`.
+    struct Round { int least, most; };
+    __device__ __forceinline__ Round round(int head, int member) const {
+        const int begin = head * problem.tasks, first = (begin + member) / grid * grid - begin;
+        return {max(0, first), min(problem.tasks, first + grid)};
+    }
+    // The first tile of which a query sees the block.
+    __device__ __forceinline__ int first_tile(int block) const {
+        return CAUSAL ? max(0, KEYS * block - problem.earlier) / M : 0;
+    }
+    __device__ __forceinline__ int parts(int member) const {
+        return CAUSAL && problem.paired && problem.blocks - 1 - member != member ? 2 : 1;
+    }
+    __device__ __forceinline__ Range range(int member, int index) const {
+        const bool second = index + 1 < parts(member);
+        const int block = second ? problem.blocks - 1 - member : member, first = first_tile(block);
+        return {block, first, problem.paired && !second ? min(problem.tiles, first_tile((problem.blocks + 1) / 2)) : first};
+    }
+    __device__ __forceinline__ int steps(const Range& range) const { return problem.group * (problem.tiles - range.first); }
+    // Without the mask: the tile, over the query heads of the group, with which a task begins.
+    __device__ __forceinline__ int offset(int head, int member) const {
+        const Round its = round(head, member);
+        return static_cast<long long>(member - its.least) * steps({}) / (its.most - its.least);
+    }
+    // How many steps add to a tile before the one that comes at `own`, counted from its task's begin.
+    __device__ __forceinline__ int visits(int head, int member, int own, int of_group, int tile) const {
+        const Round its = round(head, member);
+        if (!CAUSAL) {  // those that began with this tile or before it, the last first, then the others
+            const int together = its.most - its.least;
+            const long long behind = of_group * problem.tiles + tile + 1;
+            const int first = static_cast<int>((behind * together - 1) / steps({}));
+            return its.least + (first - (member - its.least) + together) % together;
+        }
+        int count = 0;
+        for (int other = 0; other < its.most; ++other)
+            for (int index = 0, before = 0; index < parts(other); ++index) {
+                const Range range = this->range(other, index);
+                const int of_head = problem.tiles - range.first;
+                const int of_tile = tile < range.pivot ? problem.tiles - 1 - tile : tile - range.pivot;
+                const int at = before + of_group * of_head + of_tile;
+                before += steps(range) + PAUSE;
+                count += tile >= range.first && (other < its.least || at < own || (at == own && other < member));
+            }
+        return count;
+    }
+};
+
+// dQ in floats: of each tile the part of one warpgroup after the other's, in rows of 64, of which a part has PART_ROWS. At
+// D = 128 a part is 64 columns, at D = 64 half of the queries. A row's 16-byte chunks are permuted, so that the floats that a
+// warp stores at once lie in all banks. Where dQ is computed transposed, they are of every other row.
+template <int D, int M> constexpr int PART_ROWS = D == 128 ? M : M / 2;
+template <int D, int M> constexpr bool SWAPPED = D == 64 || M % 64 != 0;
+template <bool EVERY_OTHER> __device__ __forceinline__ int permuted(int row, int chunk) {
+    return chunk ^ (EVERY_OTHER ? row / 2 % 4 : row % 4) * 2;
+}
+
+// wgmma ---------------------------------------------------------------------------------------------------------------
+
+#define OPERANDS_16(c) EIGHT(c, 0), EIGHT(c, 8)
+#define OPERANDS_24(c) OPERANDS_16(c), EIGHT(c, 16)
+#define OPERANDS_48(c) OPERANDS_32(c), EIGHT(c, 32), EIGHT(c, 40)
+#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NAMES_48 NAMES_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define FINISH(N) \
+    template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[N]) { \
+        asm volatile("wgmma.wait_group.sync.aligned %" #N ";" : OPERANDS_##N(c) : "n"(PENDING) : "memory"); \
+    }
+FINISH(16)
+FINISH(24)
+FINISH(48)
+// A is read transposed: its 64 rows are columns in shared memory.
+template <typename T, int N>
+__device__ __forceinline__ void multiply_columns(float (&c)[N], unsigned long long a, unsigned long long b, int add);
+// A (64 x 16) and B^T from rows in shared memory, or A from columns.
+#define MULTIPLY(N, COLUMNS, N1, N2, T, TYPE, A_TRANSPOSED, FUNCTION) \
+    template <> __device__ __forceinline__ void FUNCTION(float (&c)[N], unsigned long long a, unsigned long long b, int add) { \
+        asm volatile("{.reg .pred add; setp.ne.s32 add, %" #N2 ", 0;" \
+                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES_##N "}, " \
+                     "%" #N ", %" #N1 ", add, 1, 1, " #A_TRANSPOSED ", 0;}" \
+                     : OPERANDS_##N(c) \
+                     : "l"(a), "l"(b), "r"(add)); \
+    }
+#define SCORES(T) multiply<T, false>
+#define MULTIPLIES(T, TYPE) \
+    MULTIPLY(16, 32, 17, 18, T, TYPE, 1, multiply_columns<T>) \
+    MULTIPLY(24, 48, 25, 26, T, TYPE, 1, multiply_columns<T>) \
+    MULTIPLY(48, 96, 49, 50, T, TYPE, 0, SCORES(T))
+MULTIPLIES(__half, "f16")
+MULTIPLIES(__nv_bfloat16, "bf16")
+// Products that read these registers are over: until here the compiler keeps them.
+template <int N> __device__ __forceinline__ void release(const unsigned (&rows)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) asm volatile("" ::"r"(rows[j][0]), "r"(rows[j][1]), "r"(rows[j][2]), "r"(rows[j][3]));
+}
+// to = from, by an instruction that ptxas can't leave out. Registers that a product reads must be written while no other
+// product reads registers, or ptxas (13.0) lets each wgmma wait for the one before.
+template <int N> __device__ __forceinline__ void copy_registers(unsigned (&to)[N][4], const unsigned (&from)[N][4], int zero) {
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) asm volatile("or.b32 %0, %1, %2;" : "=r"(to[j][i]) : "r"(from[j][i]), "r"(zero) : "memory");
+}
+// The descriptor of what lies `bytes` further.
+__device__ __forceinline__ unsigned long long advanced(unsigned long long descriptor, int bytes) {
+    unsigned low, high;
+    unsigned long long sum;
+    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(sum) : "r"(low + (bytes >> 4)), "r"(high));
+    return sum;
+}
+
+// exp2_approx() that stays where it stands: the compiler would move it behind the wait for a product.
+__device__ __forceinline__ float exp2_here(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x) : "memory");
+    return y;
+}
+
+// Shared and global memory --------------------------------------------------------------------------------------------
+
+// Four 8 x 8 matrices go to shared memory transposed: lane l gives the address of column l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3]) : "memory");
+}
+__device__ __forceinline__ float2 load_pair(unsigned address) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+    return pair;
+}
+__device__ __forceinline__ void store_pair(unsigned address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void store_one(unsigned address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+__device__ __forceinline__ void store_word(unsigned address, unsigned x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+// One elected thread of the warp arrives.
+__device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "@one mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+                 "}" ::"r"(barrier) : "memory");
+}
+// Dense memory comes, and counts its bytes on the barrier.
+__device__ __forceinline__ void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(barrier) : "memory");
+}
+// Floats leave shared memory, or are added to those in global memory.
+__device__ __forceinline__ void store_floats(float* to, unsigned from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void add_floats(float* to, unsigned from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+// Returns once all but the last PENDING groups of stores have read their shared memory, or once all are over.
+template <int PENDING> __device__ __forceinline__ void wait_until_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+__device__ __forceinline__ void wait_until_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// The number in shared memory, which grows by 1.
+__device__ __forceinline__ int take_number(unsigned address) {
+    int number;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(number) : "r"(address) : "memory");
+    return number;
+}
+
+// Turns of a tile: whoever takes one sees what was stored before the turn was passed on, also by TMA.
+__device__ __forceinline__ void wait_for_turn(const int* turns, int turn) {
+    int now;
+    do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+    while (now != turn);
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+__device__ __forceinline__ void pass_turn(int* turns, int next) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
+}
+// Returns once a tile has had all its turns; the others of the warp then see the sums, too.
+__device__ __forceinline__ void wait_for_all_turns(const int* turns, int all) {
+    for (;;) {
+        int now;
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+        if (now == all) return;
+        asm volatile("nanosleep.u32 1000;");
+    }
+}
+// Not by way of L1, where nobody writes.
+__device__ __forceinline__ float4 load_sums(const float* from) {
+    float4 sums;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w) : "l"(from) : "memory");
+    return sums;
+}

@@ -1,0 +1,335 @@
+"""Attention that is trained, on Hopper: O with its log-sum-exps, and dQ, dK and dV, the same bits each time."""
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.base import paths
+from attnlab.compile import nvrtc
+from attnlab.measuring.kernels import maps, rungs
+from attnlab.measuring.kernels.launch import Launch, Maps, Parameters
+from attnlab.measuring.kernels.problem import Strides
+from attnlab.measuring.subjects import outputs
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
+from attnlab.study import ladder
+
+SOURCE, ARCHITECTURE, CAPABILITY = "16_backward.cu", "sm_90a", (9, 0)
+KEYS, THREADS, OTHER_THREADS, STORED_ROWS = 128, 384, 256, 64
+"""Keys of a block; threads of a CTA of `backward`, and of the others; rows of a box of dK and dV."""
+DTYPES = ("float16", "bfloat16")
+ALIGNMENT = 256
+"""Of each part of the workspace, in bytes."""
+MOST_TILES = 2**16
+"""Of a head: a step holds a tile's number in 16 bits."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the kernels are compiled for a head dimension.
+
+    Attributes:
+        rows: queries of a tile.
+        stages: tiles of Q and of dO held at once.
+        finishes: whether dQ is rounded by the main kernel, too, and not by one after it.
+    """
+
+    head_dim: int
+    rows: int
+    stages: int
+    finishes: bool = True
+
+    @property
+    def shared_bytes(self) -> int:
+        """As `SharedStorage` in the source: K, V, rings of Q and dO, two dS, dQ, and what belongs to rows and steps."""
+        tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
+        of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 10)
+        whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
+        return -(-whole // 128) * 128
+
+    def expressions(self, dtype: str, causal: bool) -> tuple[str, str, str]:
+        """The name expressions of `prepare`, `backward` and `finish`."""
+        element, mask, finishes = ladder.ELEMENTS[dtype], str(causal).lower(), str(self.finishes).lower()
+        return (
+            f"prepare<{element}, {self.head_dim}, {mask}, {self.rows}>",
+            f"backward<{element}, {self.head_dim}, {mask}, {self.rows}, {self.stages}, {finishes}>",
+            f"finish<{element}, {self.head_dim}, {self.rows}>",
+        )
+
+
+INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 64, 3), Tiling(128, 64, 3))}
+
+
+class Gradients(ctypes.Structure):
+    """The problem as kernels/backward.cuh declares it. Its addresses are those of one call."""
+
+    _GIVEN = ("out", "dout", "lse", "dq")
+    _WORKSPACE = ("negated", "delta", "sums", "turns", "parts", "order")
+    _COUNTS = ("batch", "heads", "kv_heads", "group", "queries", "keys", "earlier", "tiles", "all_tiles", "blocks")
+    _SCHEDULE = ("tasks", "all_tasks", "steps", "patterns", "paired")
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (*_GIVEN, *_WORKSPACE)),
+        *((name, Strides) for name in ("out_at", "dout_at", "dq_at")),
+        *((name, ctypes.c_int) for name in (*_COUNTS, *_SCHEDULE)),
+        ("scale", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, causal: bool, scale: float, rows: int, ctas: int) -> "Gradients":
+        """The problem of such tensors, without addresses and strides, on a device that holds so many CTAs at once."""
+        (batch, heads, queries, _), (_, kv_heads, keys, _) = q.shape, k.shape
+        group, tiles, blocks = heads // kv_heads, -(-queries // rows), -(-keys // KEYS)
+        # With fewer blocks than CTAs each is a task. Else two are one task, so that all take equally long.
+        paired = causal and batch * kv_heads * blocks > ctas
+        tasks = -(-blocks // 2) if paired else blocks
+        counts = (batch, heads, kv_heads, group, queries, keys, keys - queries, tiles, batch * heads * tiles, blocks)
+        found = cls(**dict(zip(cls._COUNTS, counts, strict=True)), tasks=tasks, paired=paired, scale=scale)
+        found.all_tasks = batch * kv_heads * tasks
+        grid = found.grid(ctas)
+        found.patterns = min(batch * kv_heads, grid // math.gcd(grid, tasks))
+        found.steps = max(found.task_steps(member, causal, rows) for member in range(tasks))
+        return found
+
+    def task_steps(self, member: int, causal: bool, rows: int) -> int:
+        """The steps of a head's task: its tiles of queries, for each block of keys and query head."""
+        blocks = {member, self.blocks - 1 - member} if self.paired else {member}
+        first = [max(0, KEYS * block - self.earlier) // rows if causal else 0 for block in blocks]
+        return self.group * sum(self.tiles - tile for tile in first)
+
+    def grid(self, ctas: int) -> int:
+        """The fewest CTAs that need no more rounds than `ctas` do: idle multiprocessors take no power."""
+        return -(-self.all_tasks // -(-self.all_tasks // ctas))
+
+    @property
+    def all_steps(self) -> int:
+        """The steps of the schedule: heads whose tasks are at the same CTAs share theirs."""
+        return int(self.patterns * self.tasks * self.steps)
+
+    def workspace(self, head_dim: int, rows: int) -> dict[str, int]:
+        """The bytes of each part of the workspace."""
+        tiles = self.batch * self.heads * self.tiles
+        sizes = (4 * tiles * rows, 4 * tiles * rows, 4 * tiles * rows * head_dim, 4 * tiles)
+        return dict(zip(self._WORKSPACE, (*sizes, 32 * self.all_tasks, 8 * self.all_steps), strict=True))
+
+
+class _Own(Parameters):
+    """The problem, and a number, as the parameters of a kernel without tensor maps."""
+
+    def __init__(self, problem: Gradients, *numbers: ctypes.c_int) -> None:
+        self._scalars = (problem, *numbers)
+        self._pointers = (ctypes.c_void_p * len(self._scalars))(*map(ctypes.addressof, self._scalars))
+        self.address = ctypes.addressof(self._pointers)
+
+
+class _Launches:
+    """Three launches for tensors of one layout, on the current device."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, scale: float) -> None:
+        device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
+        ctas, rows = device.multi_processor_count, instance.rows
+        self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
+        if max(problem.all_steps, problem.all_tiles * rows) > maps.MOST_ITEMS:
+            raise Unsupported(f"the backward kernel numbers steps and rows up to {maps.MOST_ITEMS:,}")
+        self.dtype, self.grid = str(q.dtype).removeprefix("torch."), problem.grid(ctas)
+        self.functions = _compiled(self.dtype, instance, causal, q.get_device())
+        self.sizes = problem.workspace(instance.head_dim, rows)
+        heads, of_head = problem.batch * problem.heads, problem.tiles * rows
+        row_ctas = heads * of_head // (OTHER_THREADS // (instance.head_dim // 8))
+        self.before = row_ctas + -(-max(problem.all_tasks, problem.all_steps) // OTHER_THREADS)
+        self.after, self.shared_bytes = 0 if instance.finishes else heads * problem.tiles, instance.shared_bytes
+        address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
+        dk, dv = (torch.empty_like(tensor, device="meta") for tensor in (k, v))
+        boxes = ((q, rows), (k, KEYS), (v, KEYS), (dout, rows), (dk, STORED_ROWS), (dv, STORED_ROWS))
+        encoded = [maps.strided(tensor, address, box) for tensor, box in boxes]
+        self.maps = Maps(encoded, [problem])
+        self.own, self.first = _Own(problem), _Own(problem, ctypes.c_int(self.grid))
+        self.lock = threading.Lock()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        """Launch them on torch's current stream."""
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        ends = 0
+        # Held until all are launched: nobody else on this stream gets its memory before.
+        workspace = torch.empty(
+            sum(self.sizes.values()) + ALIGNMENT * len(self.sizes), dtype=torch.uint8, device=q.device
+        )
+        with self.lock:  # the parameters are one call's until its last launch
+            for name, size in self.sizes.items():
+                setattr(self.problem, name, workspace.data_ptr() + ends)
+                ends += -(-size // ALIGNMENT) * ALIGNMENT
+            for name, tensor in (("out", out), ("dout", dout), ("lse", lse), ("dq", dq)):
+                setattr(self.problem, name, tensor.data_ptr())
+            for name, tensor in (("out_at", out), ("dout_at", dout), ("dq_at", dq)):
+                setattr(self.problem, name, Strides(*tensor.stride()[:3]))
+            self.maps.point(tuple(tensor.data_ptr() for tensor in (q, k, v, dout, dk, dv)))
+            before, main, after = self.functions
+            stream = torch._C._cuda_getCurrentRawStream(q.get_device())
+            _launch(before, self.before, OTHER_THREADS, 0, stream, self.first.address, False)
+            _launch(main, self.grid, THREADS, self.shared_bytes, stream, self.maps.address, True)
+            if self.after:
+                _launch(after, self.after, OTHER_THREADS, 0, stream, self.own.address, False)
+        return dq, dk, dv
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    causal: bool,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV of attention on torch's current stream, the same bits in each call on a device of the same size.
+
+    Args:
+        q, out, dout: ``(batch, heads, queries, head_dim)`` in float16 or bfloat16, head_dim 64 or 128.
+        k, v: ``(batch, kv_heads, keys, head_dim)``; query heads in groups share one of them.
+        lse: the natural logarithm of each row's sum of exponentials of scaled scores, float32
+            ``(batch, heads, queries)``.
+        causal: the last query sees all keys, and each one before it one key less.
+        scale: of scores; None is 1/√head_dim.
+
+    Raises:
+        Unsupported: other tensors, another device than a Hopper GPU, or CuPy is missing.
+        Broken: the kernels don't compile, or the driver refuses to launch them.
+    """
+    if refused := rungs.unlike_grouped(q, k, v, causal, scale) or _refused(q, k, v, out, lse, dout):
+        raise Unsupported(f"the backward kernel {refused}")
+    # What a map can't describe is copied: the gradient of a sum has strides of 0.
+    q, k, v, out, dout = (
+        x.clone(memory_format=torch.contiguous_format) if maps.refusal(x) or x.data_ptr() % maps.ALIGNMENT else x
+        for x in (q, k, v, out, dout)
+    )
+    device = q.get_device()
+    with torch.cuda.device(device):
+        tensors = (q, k, v, dout)
+        key = (*((x.shape, x.stride(), x.dtype) for x in tensors), causal, scale, device)
+        if key not in _PREPARED:
+            if len(_PREPARED) >= rungs.KEPT:
+                _PREPARED.clear()
+            factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+            _PREPARED[key] = _Launches(*tensors, causal, factor)
+        return _PREPARED[key](q, k, v, out, lse.contiguous(), dout)  # type: ignore[return-value]
+
+
+class LogSums(ctypes.Structure):
+    """Where the log-sum-exp of each row goes, as kernels/jobs.cuh declares it."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("heads", ctypes.c_int), ("rows", ctypes.c_int))
+
+
+class SumsMaps(Maps):
+    """Tensor maps, scalars, and where the log-sum-exp of each row goes."""
+
+    def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
+        self.sums = LogSums()
+        super().__init__(encoded, [*scalars, self.sums])
+
+
+class SumsLaunch(Launch):
+    """`kernel.lazy` with the log-sum-exp of each row; its `parameters` are `SumsMaps`."""
+
+    def with_sums(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Launch it as `Launch` does; O, and the log-sum-exp ``(batch, heads, queries)`` in float32."""
+        addresses = [tensor.data_ptr() for tensor in (q, k, v)]
+        if any(address % maps.ALIGNMENT for address in addresses):
+            raise Unsupported(maps.MISALIGNED)
+        with torch.cuda.device(self.device):
+            output, sums = outputs.like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+            parameters = getattr(self._own, "parameters", None) or self._of_this_thread()
+            parameters.point((*addresses, output.data_ptr()))
+            parameters.sums.at, parameters.sums.heads, parameters.sums.rows = sums.data_ptr(), *q.shape[1:3]
+            stream = torch._C._cuda_getCurrentRawStream(self.device)
+            (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
+        if error != self._success:
+            raise self.failed(error.name)
+        return output, sums
+
+
+class SumsKernel(rungs.Kernel):
+    """`kernel.lazy`, compiled so that it takes one of `LogSums`."""
+
+    launch_type, maps_type = SumsLaunch, SumsMaps
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """O by `kernel.lazy`, and of each row the log-sum-exp of its scaled scores, as `backward` takes them.
+
+    Raises:
+        Unsupported: `kernel.lazy` doesn't serve such tensors.
+    """
+    launch = _forward_kernel().prepared(q, k, v, causal, scale).launch
+    assert isinstance(launch, SumsLaunch)
+    return launch.with_sums(q, k, v)
+
+
+@cache
+def _forward_kernel() -> SumsKernel:
+    rung = ladder.rung(f"{ladder.PREFIX}lazy")
+    tiles = [tile.model_copy(update={"template": {**tile.template, "sums": "LogSums"}}) for tile in rung.tiles]
+    return SumsKernel(rung.model_copy(update={"tiles": tiles}))
+
+
+_PREPARED: dict[Hashable, _Launches] = {}
+_COMPILED: dict[Hashable, list[tuple[Any, Any]]] = {}
+
+
+def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> str:
+    """Why the kernel doesn't take tensors of which there is attention, after its name; empty if it does."""
+    dtype, tiles = str(q.dtype).removeprefix("torch."), -(-q.shape[2] // min(x.rows for x in INSTANCES.values()))
+    if not q.is_cuda or len({x.device for x in (q, k, v, out, lse, dout)}) > 1:
+        return "takes tensors on one NVIDIA GPU"
+    if torch.cuda.get_device_capability(q.device) != CAPABILITY:
+        return "is written for compute capability 9.0"
+    if dtype not in DTYPES or len({x.dtype for x in (q, k, v, out, dout)}) > 1:
+        return f"serves {' and '.join(DTYPES)}, not {dtype}"
+    if q.shape[3] not in INSTANCES or not q.numel():
+        return f"serves head dimensions {' and '.join(map(str, INSTANCES))}, not {tuple(q.shape)}"
+    if out.shape != q.shape or dout.shape != q.shape or lse.shape != q.shape[:3] or lse.dtype != torch.float32:
+        return "takes outputs and their gradients of the shape of Q, and a log-sum-exp in float32 for each of its rows"
+    if q.shape[0] > maps.MOST_BATCHES or q.shape[1] > maps.MOST_HEADS or tiles > MOST_TILES:
+        return f"serves at most {maps.MOST_BATCHES} sequences, {maps.MOST_HEADS} heads and {MOST_TILES} tiles of a head"
+    return ""
+
+
+def _compiled(dtype: str, instance: Tiling, causal: bool, device: int) -> list[Any]:
+    """The driver's handles of the three kernels on the current device."""
+    key = (dtype, instance, causal, device)
+    if key not in _COMPILED:
+        names, driver = instance.expressions(dtype, causal), maps.driver()
+        explain: Callable[[str], str] = partial(_explained, names)
+        found = rungs.functions(nvrtc.of_files(ladder.files(SOURCE)), names, ARCHITECTURE, explain)
+        found[1].max_dynamic_shared_size_bytes = instance.shared_bytes
+        _COMPILED[key] = [(driver.CUfunction(function.kernel.ptr), function) for function in found]
+    return [handle for handle, _ in _COMPILED[key]]  # CuPy unloads a module of which no function is held
+
+
+def _explained(names: Sequence[str], log: str) -> str:
+    said = "; ".join(nvrtc.errors(log)[: nvrtc.SHOWN]) or " ".join(log.split())[:500]
+    return f"{paths.shown(paths.kernels() / SOURCE)} does not compile as {', '.join(names)}: {said}"
+
+
+def _launch(function: Any, ctas: int, threads: int, shared: int, stream: int, parameters: int, together: bool) -> None:
+    """Launch a kernel; `together` if its CTAs wait for each other, so that none may begin before all have a place."""
+    driver = maps.driver()
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.hStream = shared, stream
+    if together:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        config.attrs, config.numAttrs = [attribute], 1
+    (error,) = driver.cuLaunchKernelEx(config, function, parameters, 0)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise Broken(f"the driver refuses to launch {SOURCE}: {error.name}")

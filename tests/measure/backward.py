@@ -1,0 +1,138 @@
+"""A model of kernels/backward.cuh: which task has which tile at which step, and in which order they add to dQ.
+
+CTAs are agents that take a step when it is their turn at the step's tile. They run in random order, or by a clock.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+KEYS, PAUSE = 128, 2
+Tile = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A problem, as `Gradients` and `Schedule` hold it: `heads` of K and V over all batches, on `grid` CTAs."""
+
+    heads: int
+    group: int
+    queries: int
+    keys: int
+    causal: bool
+    paired: bool
+    grid: int
+    rows: int = 64
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.queries // self.rows)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.keys // KEYS)
+
+    @property
+    def tasks(self) -> int:
+        return -(-self.blocks // 2) if self.paired else self.blocks
+
+    def first_tile(self, block: int) -> int:
+        return max(0, KEYS * block - (self.keys - self.queries)) // self.rows if self.causal else 0
+
+    def steps(self, task: int) -> Iterator[tuple[int, int, int]]:
+        """The block, the query head of the group, and the tile of each step of a task, as `prepare` writes them."""
+        head, member = divmod(task, self.tasks)
+        if not self.causal:
+            begin = head * self.tasks
+            first = (begin + member) // self.grid * self.grid
+            least, most = max(begin, first), min(begin + self.tasks, first + self.grid)
+            count = self.group * self.tiles
+            offset = (begin + member - least) * count // (most - least)
+            for step in range(count):
+                yield member, *divmod((offset + step) % count, self.tiles)
+            return
+        short = self.blocks - 1 - member
+        for block in ([short] if self.paired and short != member else []) + [member]:
+            first = pivot = self.first_tile(block)
+            if self.paired and block == member:  # up from the first tile that one of the short blocks sees, then down
+                pivot = min(self.tiles, self.first_tile((self.blocks + 1) // 2))
+            tiles = [*range(pivot, self.tiles), *range(pivot - 1, first - 1, -1)]
+            for of_group in range(self.group):
+                for tile in tiles:
+                    yield block, of_group, tile
+
+    @cached_property
+    def turns(self) -> dict[tuple[int, int], tuple[Tile, int]]:
+        """By task and step: the tile, and how many steps add to it before."""
+        visits: dict[Tile, list[tuple[int, int, int, int]]] = defaultdict(list)
+        for task in range(self.heads * self.tasks):
+            first_block = None
+            for step, (block, of_group, tile) in enumerate(self.steps(task)):
+                first_block = block if first_block is None else first_block
+                time = step + (PAUSE if block != first_block else 0)
+                tie = task if self.causal else -task
+                visits[task // self.tasks, of_group, tile].append((task // self.grid, time, tie, task, step))
+        return {
+            (task, step): (tile, turn)
+            for tile, each in visits.items()
+            for turn, (*_, task, step) in enumerate(sorted(each))
+        }
+
+    def additions(self, seed: int) -> dict[Tile, list[int]]:
+        """Which tasks add to each tile, in this order, where CTAs get on at random; AssertionError if all wait."""
+        chance, added = random.Random(seed), defaultdict(list)
+        steps = {task: sum(1 for _ in self.steps(task)) for task in range(self.heads * self.tasks)}
+        queues = [
+            [(task, step) for task in range(cta, self.heads * self.tasks, self.grid) for step in range(steps[task])][
+                ::-1
+            ]
+            for cta in range(min(self.grid, len(steps)))
+        ]
+        while any(queues):
+            ready = [
+                queue for queue in queues if queue and len(added[self.turns[queue[-1]][0]]) == self.turns[queue[-1]][1]
+            ]
+            assert ready, "all wait for good"
+            for queue in chance.sample(ready, chance.randint(1, len(ready))):
+                tile, turn = self.turns[queue[-1]]
+                if len(added[tile]) == turn:
+                    added[tile].append(queue.pop()[0])
+        return dict(added)
+
+    def duration(self, latency: float = 0.6, ahead: float = 1.0, between: float = PAUSE) -> tuple[float, float]:
+        """How long the whole takes in steps, and how long it would if nobody waited for a turn.
+
+        Args:
+            latency: from an addition's begin until the next one may begin.
+            ahead: how long dQ of a step may wait before its CTA waits.
+            between: what a block of keys costs besides its steps.
+        """
+        free, alone = [0.0] * self.grid, [0.0] * self.grid
+        passed: dict[Tile, float] = {}
+        events, done = [], {}
+        for cta in range(self.grid):
+            order = []
+            for task in range(cta, self.heads * self.tasks, self.grid):
+                blocks = [block for block, *_ in self.steps(task)]
+                order += [(task, step, step == 0 or blocks[step - 1] != blocks[step]) for step in range(len(blocks))]
+            events.append(order[::-1])
+        waiting = True
+        while waiting:
+            waiting = False
+            for cta, order in enumerate(events):
+                while order:
+                    task, step, begins = order[-1]
+                    tile, turn = self.turns[task, step]
+                    if done.get(tile, 0) != turn:
+                        waiting = True
+                        break
+                    order.pop()
+                    cost = 1 + between * begins
+                    alone[cta] += cost
+                    ends = free[cta] + cost
+                    at = max(ends, passed.get(tile, 0.0))
+                    free[cta] = max(ends, at - ahead)
+                    passed[tile], done[tile] = at + latency, turn + 1
+        return max(free), max(alone)

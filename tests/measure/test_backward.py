@@ -1,0 +1,147 @@
+"""The backward pass without a GPU: its schedule, its host code, and the kernel itself on an emulated multiprocessor."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from backward import Plan
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.compile import nvrtc
+from attnlab.measuring.kernels import backward
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.measuring.subjects.oracle import composed, gradients, masked, of_each_head
+from attnlab.study import ladder
+
+EMULATED = Path(__file__).parent / "emulated"
+INLINED = "    extern __shared__ __align__(1024) unsigned char memory[];"
+# Lengths that end within a tile, groups, keys before the first query, heads in two rounds, more CTAs than tiles.
+PLANS = [
+    Plan(heads, group, queries, keys, causal, paired, grid)
+    for heads, group, queries, keys, grid in (
+        *((1, 1, 1, 1, 1), (3, 1, 300, 700, 4), (5, 2, 130, 1000, 7), (2, 4, 700, 700, 3)),
+        *((4, 1, 512, 2100, 13), (7, 1, 1024, 1024, 5), (2, 1, 64, 900, 16)),
+    )
+    for causal, paired in ((False, False), (True, False), (True, True))
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_tasks_add_to_a_tile_in_one_order_and_none_waits_for_good(plan):
+    added = plan.additions(seed=0)
+    assert added == plan.additions(seed=1) == plan.additions(seed=2)
+    for (_, _, tile), tasks in added.items():
+        seen = sum(plan.first_tile(block) <= tile for block in range(plan.blocks))
+        assert len(tasks) == seen
+    assert len(added) == plan.heads * plan.group * plan.tiles
+
+
+@pytest.mark.parametrize(("causal", "heads"), [(False, 9), (True, 9)])
+def test_nobody_waits_for_a_turn_where_all_steps_take_equally_long(causal, heads):
+    takes, alone = Plan(heads, 1, 2048, 2048, causal, causal, grid=20).duration(latency=0.9)
+    assert takes <= 1.01 * alone
+    # The order alone doesn't do it: two blocks that are not one task wait for others.
+    assert not causal or Plan(heads, 1, 2048, 2048, True, False, grid=20).duration(latency=0.9)[0] > 1.2 * alone
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_formula_is_that_of_autograd(causal):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, s, 8, dtype=torch.float64, requires_grad=True) for n, s in ((4, 20), (2, 33), (2, 33)))
+    output = composed(q, k, v, causal, 0.3)
+    dout = torch.randn_like(output)
+    *found, lse = gradients(q.detach(), k.detach(), v.detach(), dout, causal, 0.3)
+    for got, expected in zip(found, torch.autograd.grad(output, (q, k, v), dout), strict=True):
+        torch.testing.assert_close(got, expected)
+    scores = 0.3 * q @ of_each_head(q, k, v)[1].transpose(2, 3)
+    if causal:
+        scores = scores.masked_fill(masked(20, 33, q.device), -torch.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(-1).detach())
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_the_problem_is_that_of_the_model(plan):
+    q = torch.empty(1, plan.heads * plan.group, plan.queries, 128, device="meta")
+    k = torch.empty(1, plan.heads, plan.keys, 128, device="meta")
+    problem = backward.Gradients.of(q, k, plan.causal, 0.1, 64, plan.grid)
+    assert problem.paired == (plan.causal and plan.heads * plan.blocks > plan.grid)
+    if problem.paired == plan.paired:
+        assert (problem.tasks, problem.all_tasks) == (plan.tasks, plan.heads * plan.tasks)
+        assert problem.steps == max(len(list(plan.steps(task))) for task in range(plan.tasks))
+
+
+def test_what_it_does_not_serve_is_said_in_a_line():
+    q = torch.zeros(1, 2, 8, 64, dtype=torch.bfloat16)
+    lse = torch.zeros(1, 2, 8)
+    with pytest.raises(Unsupported, match="takes tensors on one NVIDIA GPU"):
+        backward.backward(q, q, q, q, lse, q, True)
+    with pytest.raises(Unsupported, match="no more queries than keys"):
+        backward.backward(q, q[:, :, :4], q[:, :, :4], q, lse, q, True)
+
+
+@pytest.mark.parametrize("head_dim", backward.INSTANCES)
+def test_it_compiles_without_spills_or_products_one_after_the_other(head_dim):
+    tiling = backward.INSTANCES[head_dim]
+    names = [name for causal in (False, True) for name in tiling.expressions("bfloat16", causal)]
+    text = nvrtc.of_files(ladder.files(backward.SOURCE))
+    try:
+        said, instances = nvrtc.compiled(text, backward.SOURCE, backward.ARCHITECTURE, list(dict.fromkeys(names)))
+    except UserError as error:
+        pytest.skip(str(error))
+    assert instances is not None, said
+    assert not nvrtc.warnings(said)
+    assert {instance.spill_bytes for instance in instances.values()} == {0}
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    """The kernel compiled for this machine's processor, with emulated.h in place of what only a GPU has."""
+    compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
+    if not compiler:
+        pytest.skip("there is no g++")
+    header = (paths.kernels() / "backward.cuh").read_text().replace('"hopper.cuh"', '"emulated.h"')
+    (folder / "backward.cuh").write_text(header[: header.index("// wgmma ---")])
+    source = (paths.kernels() / backward.SOURCE).read_text()
+    assert INLINED in source
+    source = source.replace(INLINED, "    unsigned char* const memory = emu::current->cta->memory;")
+    (folder / backward.SOURCE).write_text(source)
+    options = ("-O1", "-std=c++17", "-w", f"-I{folder}", f"-I{EMULATED}")
+    subprocess.run([compiler, *options, EMULATED / "backward.cpp", "-o", folder / "backward"], check=True, timeout=300)
+    return folder / "backward"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "rows", "batch", "heads", "kv_heads", "queries", "keys", "grid", "paired"),
+    [
+        (128, 0, 64, 2, 1, 1, 150, 300, 4, 0),
+        (128, 0, 64, 1, 2, 1, 64, 128, 1, 0),
+        (128, 1, 64, 1, 2, 2, 200, 450, 3, 1),
+        (64, 1, 64, 1, 4, 2, 300, 300, 3, 0),
+        (64, 1, 96, 1, 2, 1, 260, 400, 2, 1),
+        (64, 0, 64, 1, 3, 3, 70, 257, 2, 0),
+    ],
+)
+def test_the_kernel_on_an_emulated_multiprocessor(
+    emulator, head_dim, causal, rows, batch, heads, kv_heads, queries, keys, grid, paired
+):
+    sizes = (head_dim, causal, rows, batch, heads, kv_heads, queries, keys, grid, paired)
+    runs = []
+    for seed in range(4):
+        command = [emulator, *map(str, (*sizes, seed))]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+        runs.append([line.split() for line in said.splitlines()])
+    assert all(run == runs[0] for run in runs)  # the same bits, however threads and copies get on
+    plan = Plan(batch * kv_heads, heads // kv_heads, queries, keys, bool(causal), bool(paired), grid, rows)
+    turns = {}
+    for task, step, in_batch, head, tile, turn in (map(int, line[1:]) for line in runs[0] if line[0] == "turn"):
+        kv_head, of_group = divmod(head, plan.group)
+        turns[task, step] = ((in_batch * kv_heads + kv_head, of_group, tile), turn)
+    assert turns == plan.turns
+    found = {line[0]: line[1] for line in runs[0] if line[0] != "turn"}
+    assert int(found["shared_bytes"]) == backward.Tiling(head_dim, rows, 3).shared_bytes
+    assert int(found["problem_bytes"]) == ctypes.sizeof(backward.Gradients)
+    assert all(float(found[name]) < 0.004 for name in ("dq", "dk", "dv"))

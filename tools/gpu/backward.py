@@ -1,0 +1,386 @@
+"""Check and time the backward pass beside SDPA's backends and flash-attn-4: minutes on an H200, and no run.
+
+``PYTHONPATH=lib python3 tools/gpu/backward.py cases times`` runs these parts, without names all, each in a process that
+ends after its seconds, and prints as it goes. `cases` and `values` print RMS errors of dQ, dK and dV against float64,
+and in brackets over those of the same formula in PyTorch and over SDPA's; a line begins with BAD where ours are over
+twice both. `repeats` compares the bits of calls, also while copies keep the memory busy. `times` and `flash4` print µs
+and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in turns;
+`kernels` how long each of our kernels takes, and other tilings.
+"""
+
+import argparse
+import importlib
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnlab.compile import nvrtc
+from attnlab.measuring.kernels import backward as ours
+from attnlab.measuring.subjects import inputs
+from attnlab.measuring.subjects.oracle import gradients, masked, of_each_head
+from attnlab.study import values
+from attnlab.study.shapes import LAYOUTS, Shape
+
+GPU = torch.device("cuda")
+SECONDS = {"cases": 300, "values": 120, "repeats": 90, "kernels": 150, "times": 150, "flash4": 270}
+"""Of each part, after which it ends."""
+TARGETS = (
+    (4, 16, 4096, 128, "bfloat16", False),
+    (4, 16, 4096, 128, "bfloat16", True),
+    (1, 16, 16384, 128, "bfloat16", True),
+    (8, 16, 2048, 64, "bfloat16", True),
+    (32, 8, 512, 64, "float16", False),
+    (32, 8, 512, 64, "float16", True),
+)
+ROUNDS, REPLAYS, CALLS = 12, 3, 4
+"""Rounds of graphs in turns, replays of a graph in each, and calls of a graph."""
+Call = Callable[[], Any]
+WAITS = "wait_for_turn(problem.turns + tile, now.turn);"
+_WITHOUT_TURNS: dict[Any, Any] = {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*SECONDS, []])
+    parser.add_argument("--here", action="store_true", help="in this process, without an end")
+    options = parser.parse_args()
+    for name in options.parts or SECONDS:
+        if options.here:
+            print(torch.cuda.get_device_name(), name, flush=True)
+            globals()[f"_{name}"]()
+            continue
+        try:
+            command = [sys.executable, Path(__file__), name, "--here"]
+            code = subprocess.run(command, timeout=SECONDS[name], check=False).returncode
+            print(f"-- {name} ended with {code}", flush=True)
+        except subprocess.TimeoutExpired:
+            print(f"-- {name} did not end within {SECONDS[name]} s", flush=True)
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+
+def _cases() -> None:
+    """Lengths around the edges of tiles, the smallest first; then sixty random lengths, groups, dtypes and layouts."""
+    for queries, keys in (
+        (1, 1),
+        (63, 63),
+        (64, 128),
+        (65, 129),
+        (128, 127),
+        (300, 300),
+        (1, 700),
+        (700, 1),
+        (2048, 2176),
+    ):
+        for head_dim in (64, 128):
+            for causal in (False, True)[: 1 + (queries <= keys)]:
+                _errors(Shape(1, 2, queries, head_dim, causal, "bfloat16", kv_len=keys), 7)
+    drawn = random.Random(73)
+    for number in range(60):
+        kv_heads, group = drawn.choice((1, 2, 3)), drawn.choice((1, 1, 2, 4))
+        causal, keys = drawn.random() < 0.5, round(2 ** drawn.uniform(0, 10.5))
+        queries = drawn.choice(
+            (keys, max(1, round(keys * drawn.random())) if causal else round(2 ** drawn.uniform(0, 10.5)))
+        )
+        shape = Shape(
+            *(drawn.choice((1, 2, 3)), kv_heads * group, queries, drawn.choice((128, 128, 64)), causal),
+            drawn.choice(ours.DTYPES),
+            kv_heads=kv_heads,
+            kv_len=keys,
+            layout=drawn.choice(LAYOUTS),
+        )
+        _errors(shape, number)
+
+
+def _values() -> None:
+    """All kinds of values that studies know, at two lengths, full and causal."""
+    for kind in values.STANDARD:
+        for dtype, causal, head_dim in (("bfloat16", True, 128), ("float16", False, 128), ("bfloat16", False, 64)):
+            _errors(Shape(2, 6, 1024, head_dim, causal, dtype, values=kind), 3)
+
+
+def _errors(shape: Shape, seed: int) -> None:
+    named = (
+        f"{shape.batch},{shape.heads}/{shape.kv_heads},{shape.seq_len}/{shape.kv_len},{shape.head_dim} {shape.dtype} "
+        f"{'causal' if shape.causal else 'full'} {shape.layout} {shape.values}"
+    )
+    try:
+        q, k, v = inputs.draw(shape, seed, GPU)[:3]
+        dout = torch.randn(q.shape, generator=torch.Generator(GPU).manual_seed(seed), device=GPU).to(q.dtype)
+        *exact, lse = gradients(q.double(), k.double(), v.double(), dout.double(), shape.causal)
+        out = torch.softmax(_scores(q.double(), k.double(), shape.causal), -1) @ of_each_head(q, k, v)[2].double()
+        own_out, own_lse = ours.forward(q, k, v, shape.causal)
+        got = {
+            "exact O": ours.backward(q, k, v, out.to(q.dtype), lse.float(), dout, shape.causal),
+            "our O": ours.backward(q, k, v, own_out, own_lse, dout, shape.causal),
+        }
+        torch.cuda.synchronize()
+    except Exception as said:  # one case must not end the others
+        print(f"{named}: {type(said).__name__}: {said}", flush=True)
+        return
+    formula = gradients(q, k, v, dout, shape.causal)[:3]
+    theirs = _sdpa_gradients(q, k, v, dout, shape.causal)
+    told, bad = [f"lse {(own_lse.double() - lse).abs().max().item():.1e}"], False
+    for number, (name, x) in enumerate(zip(("dQ", "dK", "dV"), exact, strict=True)):
+        scale = x.square().mean().sqrt().item() or 1.0  # a row of one key has no gradient
+        base, beside = (_rms(y[number], x) / scale for y in (formula, theirs))
+        for of, ours_all in got.items():
+            error = _rms(ours_all[number], x) / scale
+            bad |= not error <= 2 * max(base, beside) + 1e-5
+            told.append(f"{name} of {of} {error:.1e} ({error / (base or 1):.2f}, {error / (beside or 1):.2f})")
+    print(f"{'BAD ' if bad else ''}{named}: {'; '.join(told)}", flush=True)
+
+
+def _rms(x: Tensor, exact: Tensor) -> float:
+    """The RMS error; NaN if anything is none."""
+    return (x.double() - exact).square().mean().sqrt().item()
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    scores = (q * q.shape[3] ** -0.5) @ of_each_head(q, k, k)[1].transpose(2, 3)
+    return scores.masked_fill_(masked(q.shape[2], k.shape[2], q.device), -torch.inf) if causal else scores
+
+
+def _sdpa_gradients(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> tuple[Tensor, ...]:
+    """Of whatever backend SDPA takes; a mask aligned to the end is handed over as one."""
+    leaves: Any = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    square = q.shape[2] == k.shape[2]
+    mask = None if square or not causal else ~masked(q.shape[2], k.shape[2], q.device)
+    with torch.enable_grad():
+        output = F.scaled_dot_product_attention(
+            leaves[0],
+            leaves[1],
+            leaves[2],
+            attn_mask=mask,
+            is_causal=causal and square,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+    return torch.autograd.grad(output, leaves, dout)
+
+
+def _repeats() -> None:
+    """The bits of twenty calls; the last ten while another stream copies."""
+    copied, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
+    shapes = (
+        (1, 3, 3, 1000, 128),
+        (4, 16, 16, 4096, 128),
+        (2, 8, 2, 3000, 128),
+        (8, 16, 16, 2048, 64),
+        (1, 2, 1, 9000, 64),
+    )
+    for batch, heads, kv_heads, length, head_dim in shapes:
+        for causal in (False, True):
+            q, k, v = (
+                torch.randn(batch, n, length, head_dim, device=GPU).bfloat16() for n in (heads, kv_heads, kv_heads)
+            )
+            dout, (out, lse) = torch.randn_like(q), _forward(q, k, v, causal)
+            results = []
+            for number in range(20):
+                if number >= 10:
+                    with torch.cuda.stream(side):
+                        copied.copy_(copied.clone())
+                results.append(ours.backward(q, k, v, out, lse, dout, causal))
+            torch.cuda.synchronize()
+            same = [all(torch.equal(x[i], results[0][i]) for x in results) for i in range(3)]
+            print(
+                f"{(batch, heads, kv_heads, length, head_dim, causal)}: {'the same' if all(same) else f'BAD {same}'}",
+                flush=True,
+            )
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """O and the log-sum-exp, by flash attention of PyTorch; lengths are equal."""
+    _, keys, vals = of_each_head(q, k, v)
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, keys, vals, 0.0, causal)[:2]
+
+
+# Times ---------------------------------------------------------------------------------------------------------------
+
+
+def _times() -> None:
+    for target in TARGETS:
+        q, k, v, dout, causal = _drawn(target)
+        out, lse = _forward(q, k, v, causal)
+        calls: dict[str, Call] = {"ours": lambda: ours.backward(q, k, v, out, lse, dout, causal)}  # noqa: B023
+        both: dict[str, Call] = {
+            "ours": lambda: ours.backward(q, k, v, *ours.forward(q, k, v, causal), dout, causal)  # noqa: B023
+        }
+        for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+
+            def forward(backend: SDPBackend = backend) -> tuple[Tensor, list[Tensor]]:
+                leaves: Any = [x.detach().requires_grad_() for x in (q, k, v)]  # noqa: B023
+                with sdpa_kernel(backend), torch.enable_grad():
+                    return F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal), leaves  # noqa: B023
+
+            calls[name], both[name] = _autograd(forward, dout)
+        _show(target, calls, both)
+
+
+def _flash4() -> None:
+    flash_attn_func = importlib.import_module("flash_attn.cute").flash_attn_func
+
+    for target in TARGETS:
+        q, k, v, dout, causal = _drawn(target)
+        out, lse = _forward(q, k, v, causal)
+        outer = dout.transpose(1, 2)
+        calls: dict[str, Call] = {"ours": lambda: ours.backward(q, k, v, out, lse, dout, causal)}  # noqa: B023
+        both: dict[str, Call] = {}
+        for name, deterministic in (("flash4", False), ("flash4 det.", True)):
+
+            def forward(deterministic: bool = deterministic) -> tuple[Tensor, list[Tensor]]:
+                leaves = [x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]  # noqa: B023
+                with torch.enable_grad():
+                    output = flash_attn_func(*leaves, causal=causal, deterministic=deterministic)  # noqa: B023
+                return (output[0] if isinstance(output, tuple) else output), leaves
+
+            calls[name], both[name] = _autograd(forward, outer)
+        _show(target, calls, both)
+
+
+def _kernels() -> None:
+    """Each of our kernels alone, and other tilings."""
+    launch, tilings = ours._launch, dict(ours.INSTANCES)
+    for target in TARGETS:
+        q, k, v, dout, causal = _drawn(target)
+        out, lse = _forward(q, k, v, causal)
+
+        def call() -> Any:
+            return ours.backward(q, k, v, out, lse, dout, causal)  # noqa: B023
+
+        calls: dict[str, Call] = {}
+        own = tilings[target[3]]
+        apart = replace(own, finishes=False)
+        tried = (own, apart, replace(own, stages=2), *((replace(own, rows=96),) if target[3] == 64 else ()))
+        for tiling in tried:
+            name = f"{tiling.rows} rows, {tiling.stages} stages{'' if tiling.finishes else ', dQ rounded after'}"
+            calls[name] = partial(_with_tiling, tiling, call)
+        calls["the same without turns"] = partial(_without_turns, apart, call)
+        calls["before"] = partial(_alone, 0, call, launch)
+        calls["after"] = partial(_with_tiling, apart, partial(_alone, 2, call, launch))
+        _show(target, calls, {})
+
+
+def _with_tiling(tiling: ours.Tiling, call: Call) -> Any:
+    before = ours.INSTANCES[tiling.head_dim]
+    ours.INSTANCES[tiling.head_dim] = tiling
+    ours._PREPARED.clear()
+    try:
+        return call()
+    finally:
+        ours.INSTANCES[tiling.head_dim] = before
+        ours._PREPARED.clear()
+
+
+def _without_turns(tiling: ours.Tiling, call: Call) -> Any:
+    """Additions in any order, of which only the time counts: the first one of a tile may come later than others."""
+    of_files, compiled = nvrtc.of_files, ours._COMPILED
+    ours._COMPILED = _WITHOUT_TURNS
+    nvrtc.of_files = lambda texts: of_files(texts).replace(WAITS, "")
+    try:
+        return _with_tiling(tiling, call)
+    finally:
+        nvrtc.of_files, ours._COMPILED = of_files, compiled
+
+
+def _alone(number: int, call: Call, launch: Callable[..., None]) -> None:
+    """Only the kernel before or after the main one."""
+    numbers = iter(range(3))
+    ours._launch = lambda *arguments: launch(*arguments) if next(numbers) == number else None
+    try:
+        call()
+    finally:
+        ours._launch = launch
+
+
+def _drawn(target: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    batch, heads, length, head_dim, dtype, causal = target
+    q, k, v, dout = (
+        torch.randn(batch, heads, length, head_dim, device=GPU).to(getattr(torch, dtype)) for _ in range(4)
+    )
+    return q, k, v, dout, causal
+
+
+def _autograd(forward: Callable[[], tuple[Tensor, list[Tensor]]], dout: Tensor) -> tuple[Call, Call]:
+    """Calls of the backward pass alone, and of both."""
+    kept: list[tuple[Tensor, list[Tensor]]] = []
+
+    def alone() -> Any:
+        if not kept:
+            kept.append(forward())
+        return torch.autograd.grad(*kept[0], dout, retain_graph=True)
+
+    return alone, lambda: torch.autograd.grad(*forward(), dout)
+
+
+def _show(target: tuple[Any, ...], calls: dict[str, Call], both: dict[str, Call]) -> None:
+    batch, heads, length, head_dim, _, causal = target
+    flop = 4 * batch * heads * length**2 * head_dim / (2 if causal else 1)
+    for said, products, some in (("backward", 2.5, calls), ("both", 3.5, both)):
+        if not some:
+            continue
+        took = _medians(some)
+        told = [f"{name} {us:.1f} us {products * flop / us / 1e6:.0f}" for name, us in took.items()]
+        print(f"{target} {said}: {', '.join(told)}", flush=True)
+
+
+def _medians(calls: dict[str, Call]) -> dict[str, float]:
+    """µs of each, by graphs in turns."""
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    for name, call in calls.items():
+        with _side_stream():
+            try:
+                for _ in range(2):
+                    call()
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                    for _ in range(CALLS):
+                        call()
+            except Exception as error:  # a peer that refuses must not end the others
+                print(f"  {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                torch.cuda.synchronize()
+                continue
+        graphs[name] = graph
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for number in range(ROUNDS + 1):
+        for name in random.sample(list(graphs), len(graphs)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(REPLAYS):
+                graphs[name].replay()
+            end.record()
+            torch.cuda.synchronize()
+            if number:
+                times[name].append(1000 * begin.elapsed_time(end) / REPLAYS / CALLS)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+_SIDE: list[torch.cuda.Stream] = []
+
+
+@contextmanager
+def _side_stream() -> Any:
+    """One stream for all: PyTorch runs the backward pass on the stream of the forward pass, which is captured."""
+    if not _SIDE:
+        _SIDE.append(torch.cuda.Stream())
+    _SIDE[0].wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(_SIDE[0]):
+        yield
+    torch.cuda.current_stream().wait_stream(_SIDE[0])
+
+
+if __name__ == "__main__":
+    main()
