@@ -1,7 +1,6 @@
 """The picture and the tables of README.md and kernels/README.md, made from the published run."""
 
 import io
-import math
 import re
 from pathlib import Path
 
@@ -71,22 +70,18 @@ def _picture(run: Run) -> bytes:
 def _results(run: Run) -> str:
     """A row for each shape, on the input distribution where `kernel.best` leads the fastest other least."""
     fastest = _over_fastest(run)
-    least = (
-        fastest.sort_values("speedup").drop_duplicates(SHAPE).merge(fastest.value_counts(SHAPE).rename("n"), on=SHAPE)
-    )
+    least = frames.worst(fastest)
     is_worst = least["speedup"] == least["speedup"].min()
     grouped = (least["kv_heads"] < least["heads"]) | (least["head_dim"] == 256)
-    rows = least[(least["n"] > 1) | grouped | (least["seq_len"] == 16384) | is_worst].copy()
-    rows = rows.sort_values(
-        ["head_dim", "kv_heads", "seq_len", "batch", "causal"], ascending=[True, False, *[True] * 3]
-    )
+    rows = least[(least["n"] > 1) | grouped | (least["seq_len"] == 16384) | is_worst].assign(kv=-least["kv_heads"])
+    rows = rows.sort_values(["head_dim", "kv", "seq_len", "batch", "causal"])
     errors = frames.compare_errors(run.checks[frames.is_equal(run.checks, PLAIN)])
     largest = errors[errors["candidate"] == BEST].groupby(SHAPE)["rms_ratio"].max()
     table = pd.DataFrame(
         {
             "B, H, S, D": [_shape_words(row) for row in rows.to_dict("records")],
             "SDPA (µs)": rows["sdpa_us"].map("{:,.1f}".format),
-            "fastest other (µs)": rows["baseline_us"].map("{:,.1f}".format) + " " + rows["baseline"],
+            "fastest other (µs)": rows["baseline_us"].map("{:,.1f}".format) + " " + rows["fastest"],
             "attnlab (µs)": rows["candidate_us"].map("{:,.1f}".format),
             "over SDPA": rows["over_sdpa"].map("{:.2f}".format),
             "over fastest other": with_interval(rows, "speedup")["speedup"],
@@ -99,15 +94,15 @@ def _results(run: Run) -> str:
     lines[bold] = "| " + " | ".join(f"**{cell}**" for cell in lines[bold].strip("| ").split(" | ")) + " |"
     alt = "Throughput over the sequence length at head dimension 128, with and without the causal mask"
     ours = frames.worst(errors, frames.AXES, "rms_ratio").set_index("candidate").loc[BEST]
-    lead = fastest.groupby("head_dim")["speedup"].agg(lambda ratios: math.exp(ratios.map(math.log).mean()))
+    leads = frames.worst(fastest, [axis for axis in frames.AXES if axis != "head_dim"]).set_index("head_dim")["mean"]
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
-    leads = ", ".join(f"{ratio:.2f} at D = {head_dim}" for head_dim, ratio in lead.items())
+    lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
     legend = (
         f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. Each row "
-        "has medians and ratios (95 % interval) on the input distribution, of the number given, where attnlab leads "
-        "the fastest other least, and the largest RMS error. The worst case is bold. In the geometric mean over "
-        f"{len(fastest)} cases the lead over the fastest other is {leads}. The error is {ours['mean']:.2f} times that "
-        f"of cuDNN, and {ours['rms_ratio']:.2f} times at the worst ({ours['values']}, {ours['dtype']}).*"
+        "has the input distribution on which attnlab leads the fastest other least (`worst of`: of how many). The lead "
+        "has its 95 % interval, the error is the largest RMS error of the row. The worst case is bold. In the "
+        f"geometric mean over {len(fastest)} cases the lead is {lead}. The error is {ours['mean']:.2f} times that of "
+        f"cuDNN, and {ours['rms_ratio']:.2f} times at the worst ({ours['values']}, {ours['dtype']}).*"
     )
     return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n" + "\n".join(lines)
 
@@ -117,9 +112,10 @@ def _over_fastest(run: Run) -> pd.DataFrame:
     samples = run.samples[frames.is_equal(run.samples, WARM | PLAIN) & (run.samples["values"] != "zeros")]
     others = [name for name in samples["implementation"].unique() if name.startswith(("sdpa.", "peer."))]
     pairs = (frames.compare(samples[samples["implementation"].isin([other, BEST])], other) for other in others)
-    verdicts, axes = pd.concat(pairs), [*SHAPE, "values"]
+    verdicts, axes = pd.concat(pairs, ignore_index=True), [*SHAPE, "values"]
     sdpa = verdicts[verdicts["baseline"] == "sdpa.auto"].set_index(axes)[["baseline_us", "speedup"]]
     fastest = verdicts[verdicts["baseline"] != "sdpa.auto"].sort_values("baseline_us").drop_duplicates(axes)
+    fastest = fastest.rename(columns={"baseline": "fastest"})
     return fastest.join(sdpa.set_axis(["sdpa_us", "over_sdpa"], axis=1), on=axes)
 
 

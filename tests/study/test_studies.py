@@ -8,6 +8,7 @@ from conftest import TINY, tiny_study, told
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
+from attnlab.stats import quantile_ci
 from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
 
@@ -72,6 +73,7 @@ def test_gpu_is_timed_enough():
     study = studies.load("gpu")
     assert [str(timing) for timing in study.timings] == ["device warm", "cupti warm", "device cold", "eager warm"]
     assert (study.device, study.replicates) == ("cuda", 3)
+    assert quantile_ci(range(study.replicates * study.samples), 0.95)
 
 
 def test_lists_are_multiplied_out_and_shapes_counted_once():

@@ -13,8 +13,7 @@ from itertools import product
 from tempfile import TemporaryDirectory
 
 AT_ONCE, JOBS = 8, "5"
-LARGE = [".".join(parts) for parts in product(("fa3", "fa2"), ("bfloat16", "float16"), ("128", "64", "256"))]
-SMALL = [".".join(parts) for parts in product(("decode",), ("bfloat16", "float16"), ("128", "64"))]
+ALL = [".".join(parts) for parts in product(("fa3", "fa2", "decode"), ("bfloat16", "float16"), ("128", "64", "256"))]
 
 
 def main(names: list[str]) -> None:
@@ -46,4 +45,4 @@ def one(name: str) -> None:
 
 
 if __name__ == "__main__":
-    one(sys.argv[2]) if sys.argv[1:2] == ["--one"] else main(sys.argv[1:] or LARGE + SMALL)
+    one(sys.argv[2]) if sys.argv[1:2] == ["--one"] else main(sys.argv[1:] or ALL)

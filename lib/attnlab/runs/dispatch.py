@@ -28,8 +28,8 @@ SOFTENING = 0.3
 FARTHEST = 6.0
 """Where the nearest measured shape is more doublings away, nothing is known.
 
-It was 4 when `h200-2026-11-30-drawn` was measured. At (32, 27, 3, 64) with 3 KV heads and 97 keys, 4.6 doublings away,
-`attend` called SDPA, which takes 7 times as long as `kernel.best`.
+`h200-2026-11-30-drawn` was measured with 4. It calls SDPA at (32, 27, 3, 64) with 3 KV heads and 97 keys, 4.6 doublings
+away. There SDPA takes 7 times as long as `kernel.best`.
 """
 MARGIN = 1.05
 """The least speedup over the fallback for a kernel under another PyTorch than the table's, which may be faster.

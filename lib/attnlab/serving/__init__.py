@@ -1,1 +1,1 @@
-"""`attnlab.attend`: attention by the fastest implementation measured, in place of SDPA. Nothing imports it early."""
+"""`attnlab.attend`: attention by the fastest implementation measured, in place of SDPA. No other package imports it."""
