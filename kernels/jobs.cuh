@@ -594,11 +594,13 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
     };
     float ended_offset[2];  // with LSE, what the probabilities of the job that has ended are relative to
     const auto store_log_sum = [&](int buffer, unsigned row, float offset, float sum, const LogSums& sums) {
-        const auto& ended = smem.jobs[consumer][buffer];
-        const int at = ended.diagonal - problem.last_key + row;
-        if (at < sums.rows)
-            sums.at[(static_cast<long long>(ended.head >> 16) * sums.heads + (ended.head & 0xFFFF)) * sums.rows + at] =
-                (offset + __log2f(sum)) / LOG2_E;
+        if constexpr (P::LSE) {
+            const auto& ended = smem.jobs[consumer][buffer];
+            const int at = ended.diagonal - problem.last_key + row;
+            if (at < sums.rows)
+                sums.at[(static_cast<long long>(ended.head >> 16) * sums.heads + (ended.head & 0xFFFF)) * sums.rows + at] =
+                    (offset + __log2f(sum)) / LOG2_E;
+        }
     };
     // O of a job goes where its Q was, and out.
     const auto store_out = [&](int buffer) {
