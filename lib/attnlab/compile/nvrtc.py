@@ -125,25 +125,49 @@ def compiled(text: str, name: str, architecture: str, expressions: list[str]) ->
     Raises:
         UserError: NVRTC or CUDA's headers are not installed.
     """
+    said, names, ptx, _ = _compile(text, name, architecture, expressions)
+    if names is None:
+        return said, None
+    reported = report(said, ptx)
+    return said, {e: reported[mangled] for e, mangled in names.items()} if names else reported
+
+
+def cubin(text: str, name: str, architecture: str, expressions: list[str]) -> tuple[bytes, dict[str, str]]:
+    """The machine code of a program as an ELF file, and the mangled name of each instance; arguments as `compiled`.
+
+    Raises:
+        UserError: it doesn't compile, or as `compiled`.
+    """
+    said, names, _, code = _compile(text, name, architecture, expressions)
+    if names is None:
+        raise UserError(f"{name} does not compile: {'; '.join(errors(said)) or said}")
+    return code, names
+
+
+def _compile(
+    text: str, name: str, architecture: str, expressions: list[str]
+) -> tuple[str, dict[str, str] | None, str, bytes]:
+    """The log, the mangled names, or None if it doesn't compile, the PTX and the machine code."""
     nvrtc, include = _toolkit()
     words = [word.encode() for word in (*flags(architecture), *BY_CUPY, f"-I{include}")]
     program_ = _checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+
+    def got(what: str) -> bytes:
+        data = b" " * _checked(getattr(nvrtc, f"nvrtcGet{what}Size")(program_))
+        _checked(getattr(nvrtc, f"nvrtcGet{what}")(program_, data))
+        return data
+
     try:
         for expression in expressions:
             _checked(nvrtc.nvrtcAddNameExpression(program_, expression.encode()))
         (result,) = nvrtc.nvrtcCompileProgram(program_, len(words), words)
-        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program_))
-        _checked(nvrtc.nvrtcGetProgramLog(program_, log))
-        said = log.decode(errors="replace").rstrip("\0 \n")
+        said = got("ProgramLog").decode(errors="replace").rstrip("\0 \n")
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            return said, None
+            return said, None, "", b""
         names = {e: _checked(nvrtc.nvrtcGetLoweredName(program_, e.encode())).decode() for e in expressions}
-        ptx = b" " * _checked(nvrtc.nvrtcGetPTXSize(program_))
-        _checked(nvrtc.nvrtcGetPTX(program_, ptx))
+        return said, names, got("PTX").decode(), got("CUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(program_)
-    reported = report(said, ptx.decode())
-    return said, {e: reported[name] for e, name in names.items()} if names else reported
 
 
 def report(log: str, ptx: str = "") -> dict[str, Instance]:

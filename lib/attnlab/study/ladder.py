@@ -158,6 +158,8 @@ class Rung(Recorded):
         reproducible: whether 2 runs on the same inputs have to be bitwise the same.
         launched_like: the earlier kernel whose `LAUNCH` fields this one takes over; empty for none.
         text: the source itself, where it is not the file's.
+        same_code: the hash of a source that compiles to the machine code of an earlier one, and that one's hash. What
+            was measured then holds (`tools/same_code.py`).
         tiles: its instances; the first of several that serve a shape runs.
     """
 
@@ -175,6 +177,7 @@ class Rung(Recorded):
     reproducible: bool = True
     launched_like: str = Field("", exclude=True)
     text: str = Field("", exclude=True)
+    same_code: dict[str, str] = Field({}, exclude=True)
     tiles: Annotated[list[Tile], Field(min_length=1)]
 
     @field_serializer("arguments")
@@ -330,15 +333,17 @@ def rung(name: str) -> Rung:
 
 
 def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
-    """By implementation, the SHA-256 of all that makes up the kernel: its entry and, without their comments, its source
-    and our headers in it."""
-    found = {}
-    for rung in load() if rungs is None else rungs:
-        files = {name: hashlib.sha256(code(text).encode()).hexdigest() for name, text in texts(rung).items()}
-        # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
-        entry = rung.model_dump(mode="json", exclude_unset=True)
-        found[rung.implementation] = digest({"entry": entry, "files": files})
-    return found
+    """By implementation, the hash that runs and tables name: its own, or the one whose machine code it has."""
+    own = [(rung, own_hash(rung)) for rung in (load() if rungs is None else rungs)]
+    return {rung.implementation: rung.same_code.get(value, value) for rung, value in own}
+
+
+def own_hash(rung: Rung) -> str:
+    """The SHA-256 of all that makes up the kernel: its entry and, without their comments, its source and our headers in
+    it."""
+    files = {name: hashlib.sha256(code(text).encode()).hexdigest() for name, text in texts(rung).items()}
+    # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
+    return digest({"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files})
 
 
 def texts(rung: Rung) -> dict[str, str]:
