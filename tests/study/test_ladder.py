@@ -193,6 +193,22 @@ def test_a_kernel_is_its_source_its_headers_and_its_entry(folder):
     assert ladder.hashes() == before
 
 
+def test_a_source_with_the_machine_code_of_another_has_its_hash_until_it_changes(folder):
+    own = ladder.own_hash(ladder.load(folder)[0])
+    entry = folder / "ladder.toml"
+    entry.write_text(entry.read_text().replace("function = ", f'same_code = {{ {own} = "earlier" }}\nfunction = ', 1))
+    (rung, *_) = ladder.load(folder)
+    assert (ladder.own_hash(rung), ladder.hashes([rung])[rung.implementation]) == (own, "earlier")
+    source = folder / rung.source
+    source.write_text(source.read_text() + "\nint changed;\n")
+    assert ladder.hashes([rung])[rung.implementation] == ladder.own_hash(rung) != own
+
+
+def test_no_rung_states_the_machine_code_of_a_source_that_it_no_longer_has():
+    for each in ladder.load():
+        assert not each.same_code or ladder.own_hash(each) in each.same_code, each.name
+
+
 def test_comments_make_no_difference_and_what_looks_like_them_does(folder):
     before = ladder.hashes()
     source = folder / "plain.cu"
