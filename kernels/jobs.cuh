@@ -75,6 +75,8 @@ struct Plan {
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
     static constexpr bool WAIT_BEFORE_TURN = PING_PONG && CONSUMERS > 3;
     static constexpr int THREADS = 128 * (1 + CONSUMERS), COLUMNS = D / 64;  // tiles of 64 columns beside each other
+    // Q in registers, where these hold it: products then read a fifth less of shared memory.
+    static constexpr bool HOLDS_QUERY = CONSUMERS == 2 && D == 128 && ROUNDED;
     static constexpr int QUERY_BYTES = 64 * D * 2, TILE_BYTES = KEYS * D * 2;
     // Columns of ones follow V at the distance of its tiles of 64 columns: behind each V, or anywhere behind a single tile.
     static constexpr int STAGE_BYTES = 2 * TILE_BYTES + (ONES && COLUMNS > 1 ? KEYS * 128 : 0);
@@ -484,13 +486,16 @@ __device__ __forceinline__ void store_rows(const Problem& problem, const TensorM
     store_box(o, column, job.diagonal - problem.last_key, job.head & 0xFFFF, job.head >> 16, from);
 }
 
+template <typename Softmax> constexpr auto works_in_parts(int) -> decltype(Softmax::IN_PARTS) { return true; }
+template <typename Softmax> constexpr bool works_in_parts(...) { return false; }
+
 // A consumer warpgroup: while a tile's scores are computed, the tile before is multiplied by V, also where the two are of
 // different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
 // to be multiplied by `rescale`, TIMES times; `begin` is true for the first job's first tile, and `recompute()` computes the
 // scores once more.
 template <typename T, typename P, bool CAUSAL, int TIMES = 1, typename J, typename AnyProblem, typename Softmax, typename... Sums>
 __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorMap& o, const AnyProblem& problem,
-                                        const Softmax& softmax, const Sums&... log_sums) {
+                                        Softmax& softmax, const Sums&... log_sums) {
     constexpr bool RAGGED = J::RAGGED;
     constexpr int D = P::D, KEYS = P::KEYS, BUFFERS = P::BUFFERS, WIDTH = P::ROUNDED ? D / 2 + 4 : D / 2;
     take_registers<P::CONSUMER_REGISTERS>();
@@ -509,6 +514,15 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
     auto& product = reinterpret_cast<float(&)[P::ONES ? WIDTH : D / 2]>(out);
     unsigned p[KEYS / 16][4];
 
+    unsigned q[P::HOLDS_QUERY ? D / 16 : 1][4];
+    const auto hold_query = [&] {
+        if (!P::HOLDS_QUERY) return;
+        const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
+        const unsigned row = queries + job % BUFFERS * P::QUERY_BYTES + (16 * warp + lane % 16) * 128;
+#pragma unroll
+        for (unsigned d = 0; d < D / 16; ++d)
+            load_matrices(q[d], row + d / 4 * 64 * 128 + ((2 * (d % 4) + lane / 16) ^ lane % 8) * 16);
+    };
     int tiles = tiles_of_all<P>(problem);  // under the mask, those that the job sees
     const auto begin_job = [&] {
         const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
@@ -521,16 +535,20 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
         k_state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
         if (CAUSAL || RAGGED) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
         const bool begins = scheduled.tiles;
-        if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round);
+        if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round), hold_query();
         return begins;
     };
     const auto multiply_query_by_keys = [&] {
         const auto q_tile = descriptor(queries + job % BUFFERS * P::QUERY_BYTES, 16, 1024);
         const auto k_tile = descriptor(ring + k_state.index() * P::STAGE_BYTES, 16, 1024);
 #pragma unroll
-        for (int d = 0; d < D / 16; ++d)
-            multiply<T, false>(scores.s, advanced(q_tile, d / 4 * 64 * 128 + d % 4 * 32),
-                               advanced(k_tile, d / 4 * KEYS * 128 + d % 4 * 32), d);
+        for (int d = 0; d < D / 16; ++d) {
+            const auto k = advanced(k_tile, d / 4 * KEYS * 128 + d % 4 * 32);
+            if constexpr (P::HOLDS_QUERY)
+                multiply<T, false>(scores.s, q[d], k, d);
+            else
+                multiply<T, false>(scores.s, advanced(q_tile, d / 4 * 64 * 128 + d % 4 * 32), k, d);
+        }
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&](int add) {
@@ -565,12 +583,12 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             }
         }
     };
-    const auto exponentiate = [&](bool begin) {
+    const auto find_diagonal = [&] {
         const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
-        const int diagonal = CAUSAL ? scheduled.diagonal : 0;
         if (RAGGED) scores.keys = keys_of(problem, scheduled);
-        return softmax(rows, scores, diagonal, begin, recompute);
+        return CAUSAL ? scheduled.diagonal : 0;
     };
+    const auto exponentiate = [&](bool begin) { return softmax(rows, scores, find_diagonal(), begin, recompute); };
     const auto pack_probabilities = [&] {
 #pragma unroll
         for (int n = 0; n < KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(scores.s[2 * n], scores.s[2 * n + 1]);
@@ -706,6 +724,22 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
         if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
         release_query();
         finish_products<1>(scores.s);
+        const auto rescale_out = [&] {
+#pragma unroll
+            for (int n = 0; n < WIDTH; ++n)
+#pragma unroll
+                for (int time = 0; time < TIMES; ++time) out[n] *= rows.rescale[n / 2 % 2];
+        };
+        if constexpr (works_in_parts<Softmax>(0))
+            if (!ends) {
+                const auto finish_values = [&] {
+                    finish_products<0>(product);
+                    arrive_for_warp(empty + 16 * v_state.index() + 8);
+                };
+                softmax.in_parts(rows, scores, find_diagonal(), finish_values, rescale_out, pack_probabilities, recompute);
+                arrive_for_warp(empty + 16 * k_state.index());
+                continue;
+            }
         const bool rescale = exponentiate(false);
         arrive_for_warp(empty + 16 * k_state.index());
         finish_products<0>(product);
@@ -716,12 +750,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             store_out(buffer_before());
             storing = true;
         }
-        if (rescale) {
-#pragma unroll
-            for (int n = 0; n < WIDTH; ++n)
-#pragma unroll
-                for (int time = 0; time < TIMES; ++time) out[n] *= rows.rescale[n / 2 % 2];
-        }
+        if (rescale) rescale_out();
         pack_probabilities();
     }
     if (threadIdx.x % 128 == 0) wait_for_stores();

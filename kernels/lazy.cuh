@@ -3,15 +3,15 @@
 #include "jobs.cuh"
 
 // The largest probability of a row begins at 2^-BEGIN and may rise to 2^MOST. A rise beyond 2^OVERFLOW is computed again, and
-// another one rescales in so many TIMES, as a float holds 2^-126 at the least. bf16 has the range of floats.
+// another one rescales in so many TIMES, as a float holds 2^-126 at the least. bf16 has the range of floats. RISE is what a rise
+// counts: fp16's window is narrow, so that one is followed by six exact tiles, and in bf16 two in a row by one.
 template <typename T> struct Window;
 template <> struct Window<__half> {
-    static constexpr int BEGIN = 4, MOST = 15, OVERFLOW = 118, TIMES = 1;
+    static constexpr int BEGIN = 4, MOST = 15, OVERFLOW = 118, TIMES = 1, SLACK = BEGIN + MOST - 4, RISE = 7;
 };
 template <> struct Window<__nv_bfloat16> {
-    static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2;
+    static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2, SLACK = BEGIN + MOST - 4, RISE = 1;
 };
-constexpr int CALM = 3;  // exact tiles without a rise that end a job's exact beginning
 
 __device__ __forceinline__ constexpr int power_bits(int exponent) { return (127 + exponent) << 23; }
 __device__ __forceinline__ float power(int exponent) { return __int_as_float(power_bits(exponent)); }
@@ -37,27 +37,94 @@ template <typename T, typename P, typename J> __device__ __forceinline__ void wr
     }
 }
 
-// A consumer warpgroup.
-template <typename T, typename P, bool CAUSAL, typename J, typename AnyProblem, typename... Sums>
-__device__ __forceinline__ void consume_lazily(SharedStorage<P, J>& smem, const TensorMap& o, const AnyProblem& problem,
-                                               const Sums&... log_sums) {
+// How many of a tile's probabilities a thread makes behind the wait for the product before, which then overlap the packing of P,
+// and in exact tiles the scaling of O.
+template <typename P> struct Late {
+    static constexpr int SCORES = P::KEYS / 2;
+    static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES / 2 : 0;
+};
+
+template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     using W = Window<T>;
-    constexpr int KEYS = P::KEYS;
-    const float scale_log2 = problem.scale * LOG2_E;
-    const unsigned thread_ids = shared_address(smem.thread_ids);
-    int rises = 0;  // in a row, of tiles of this job; from 2 on, tiles are exact
-    const auto softmax = [&](RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, bool, const auto& recompute) {
+    static constexpr bool IN_PARTS = true;
+    static constexpr int KEYS = P::KEYS, SCORES = KEYS / 2;
+    const float scale_log2;
+    const unsigned thread_ids;
+    int rises = 0;  // as the window counts them; from 2 on, tiles are exact, until as many did not rise
+
+    __device__ __forceinline__ LazySoftmax(float scale, unsigned thread_ids) : scale_log2(scale * LOG2_E), thread_ids(thread_ids) {}
+
+    __device__ __forceinline__ bool mask(Scores<P, CAUSAL>& scores, int diagonal) const {
         const bool masked = KEYS * (scores.tile + 1) > scores.unmasked(diagonal);
         if (masked) scores.mask(diagonal, reload_thread(thread_ids));
-        if (scores.tile == 0) rises = 0;
-        if (scores.tile && rises < 2) {
+        return masked;
+    }
+    // Offsets by the largest scores, and probabilities; of the last LATE scores the exponents alone. Whether a row rose.
+    template <int LATE> __device__ __forceinline__ bool find_offsets(RowState& rows, float (&s)[SCORES]) const {
+        float rise = 0, row_max = 0;
 #pragma unroll
-            for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = exp2_approx(scores.s[n] * scale_log2 - rows.offset[n / 2 % 2]);
-            int largest[2] = {largest_bits(scores.s, 0), largest_bits(scores.s, 1)};  // of each row
-            if (!__any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST))) {
-                rises = 0;
-                return false;
+        for (int half = 0; half < 2; ++half) {
+            row_max -= infinity();  // of the second row behind that of the first, whose exponentials begin meanwhile
+#pragma unroll
+            for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
+            const float best = quad_max(row_max) * scale_log2 + W::BEGIN, before = rows.offset[half];
+            rows.offset[half] = best > before + W::SLACK ? best : before;
+            rows.rescale[half] = exp2_approx((before - rows.offset[half]) / W::TIMES);
+            rise = fmaxf(rise, best - before);
+#pragma unroll
+            for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) {
+                s[n] = s[n] * scale_log2 - rows.offset[half];
+                if (n < SCORES - LATE) s[n] = exp2_approx(s[n]);
             }
+        }
+        return __any_sync(~0u, rise > W::SLACK);
+    }
+    template <int LATE> __device__ __forceinline__ void exponentiate_late(float (&s)[SCORES]) const {
+#pragma unroll
+        for (int n = SCORES - LATE; n < SCORES; ++n) s[n] = exp2_approx(s[n]);
+    }
+    // Ends a block of instructions, as ptxas would move a wait to its beginning; no scale is this NaN. Late scores stay before it.
+    __device__ __forceinline__ void end_block(float (&s)[SCORES], int late) const {
+#pragma unroll
+        for (int n = SCORES - late; n < SCORES; ++n) asm volatile("" : "+f"(s[n]));
+        if (__float_as_int(scale_log2) == 0x7FC12345) asm volatile("trap;");
+    }
+    // A job's first tile.
+    template <typename Recompute>
+    __device__ __forceinline__ bool operator()(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, bool, const Recompute&) {
+        mask(scores, diagonal);
+        rows.offset[0] = rows.offset[1] = -infinity();
+        find_offsets<0>(rows, scores.s);
+        // Scores 40 nats below the largest, of four in each of eight threads: they will rise far, too.
+        const bool far = fmaxf(fmaxf(scores.s[0], scores.s[1]), fmaxf(scores.s[2], scores.s[3])) < power(-60);
+        rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : 0;
+        return false;
+    }
+    // Any other tile: `wait` for the product before, `rescale` O, and `pack` probabilities.
+    template <typename Wait, typename Rescale, typename Pack, typename Recompute>
+    __device__ __forceinline__ void in_parts(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, const Wait& wait,
+                                             const Rescale& rescale, const Pack& pack, const Recompute& recompute) {
+        using L = Late<P>;
+        auto& s = scores.s;
+        const bool masked = mask(scores, diagonal);
+        if (rises < 2) {
+#pragma unroll
+            for (int n = 0; n < SCORES; ++n) {
+                s[n] = s[n] * scale_log2 - rows.offset[n / 2 % 2];
+                if (n < SCORES - L::OTHERS) s[n] = exp2_approx(s[n]);
+            }
+            if (L::OTHERS) end_block(s, L::OTHERS), wait();
+            exponentiate_late<L::OTHERS>(s);
+            if (L::OTHERS) pack();
+            int largest[2] = {largest_bits(s, 0), largest_bits(s, 1)};  // of each row
+            const bool rose = __any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST));
+            if (!L::OTHERS) wait();
+            if (!rose) {
+                rises = 0;
+                if (!L::OTHERS) pack();
+                return;
+            }
+            rises += W::RISE;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
@@ -72,33 +139,40 @@ __device__ __forceinline__ void consume_lazily(SharedStorage<P, J>& smem, const 
 #pragma unroll
                     for (int time = 0; time < W::TIMES; ++time)
 #pragma unroll
-                        for (int n = 2 * half; n < KEYS / 2; n += 4) {
-                            scores.s[n] *= rows.rescale[half];
-                            scores.s[n + 1] *= rows.rescale[half];
-                        }
+                        for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) s[n] *= rows.rescale[half];
                 }
-                ++rises;
-                return true;
+            } else {
+                recompute();
+                if (masked) scores.mask(diagonal, reload_thread(thread_ids));
+                find_offsets<0>(rows, s);
+                rises = max(rises, 2);
             }
-            recompute();
-            if (masked) scores.mask(diagonal, reload_thread(thread_ids));
-            rises = 2;
+            rescale();
+            pack();
+            return;
         }
-        if (scores.tile == 0) rows.offset[0] = rows.offset[1] = -infinity();
-        const float before[2] = {rows.offset[0], rows.offset[1]};
-        rows.exponentiate(scores.s, scale_log2, W::BEGIN);
-        if (scores.tile == 0) {
-            // Scores 84 nats below the largest, of four in each of eight threads: they will rise far, too.
-            const bool far = fmaxf(fmaxf(scores.s[0], scores.s[1]), fmaxf(scores.s[2], scores.s[3])) == 0;
-            if (W::TIMES == 1 && __popc(__ballot_sync(~0u, far)) >= 8) rises = 2 + CALM;
-            return false;
+        const bool rose = find_offsets<L::EXACT>(rows, s);
+        if (rose) {
+            rises = max(rises, W::RISE);
+            wait();
+            rescale();
+            exponentiate_late<L::EXACT>(s);
+            pack();
+            asm volatile("// O was scaled");  // both ways stay apart
+        } else {
+            rises = rises == 2 ? 0 : rises - 1;
+            wait();
+            exponentiate_late<L::EXACT>(s);
+            pack();
+            asm volatile("// O stays");
         }
-        const bool rose = __any_sync(~0u, fminf(rows.rescale[0], rows.rescale[1]) < power(4 - W::BEGIN - W::MOST));
-        if (!rose) rises = rises == 2 ? 0 : rises - 1;
-        if (W::TIMES == 2)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) rows.rescale[half] = exp2_approx((before[half] - rows.offset[half]) / 2);
-        return true;
-    };
-    consume<T, P, CAUSAL, W::TIMES>(smem, o, problem, softmax, log_sums...);
+    }
+};
+
+// A consumer warpgroup.
+template <typename T, typename P, bool CAUSAL, typename J, typename AnyProblem, typename... Sums>
+__device__ __forceinline__ void consume_lazily(SharedStorage<P, J>& smem, const TensorMap& o, const AnyProblem& problem,
+                                               const Sums&... log_sums) {
+    LazySoftmax<T, P, CAUSAL> softmax(problem.scale, shared_address(smem.thread_ids));
+    consume<T, P, CAUSAL, Window<T>::TIMES>(smem, o, problem, softmax, log_sums...);
 }
