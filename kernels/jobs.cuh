@@ -542,13 +542,12 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
         const auto q_tile = descriptor(queries + job % BUFFERS * P::QUERY_BYTES, 16, 1024);
         const auto k_tile = descriptor(ring + k_state.index() * P::STAGE_BYTES, 16, 1024);
 #pragma unroll
-        for (int d = 0; d < D / 16; ++d) {
-            const auto k = advanced(k_tile, d / 4 * KEYS * 128 + d % 4 * 32);
+        for (int d = 0; d < D / 16; ++d)
             if constexpr (P::HOLDS_QUERY)
-                multiply<T, false>(scores.s, q[d], k, d);
+                multiply<T, false>(scores.s, q[d], advanced(k_tile, d / 4 * KEYS * 128 + d % 4 * 32), d);
             else
-                multiply<T, false>(scores.s, advanced(q_tile, d / 4 * 64 * 128 + d % 4 * 32), k, d);
-        }
+                multiply<T, false>(scores.s, advanced(q_tile, d / 4 * 64 * 128 + d % 4 * 32),
+                                   advanced(k_tile, d / 4 * KEYS * 128 + d % 4 * 32), d);
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&](int add) {
