@@ -735,8 +735,9 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
                     finish_products<0>(product);
                     arrive_for_warp(empty + 16 * v_state.index() + 8);
                 };
-                softmax.in_parts(rows, scores, find_diagonal(), finish_values, rescale_out, pack_probabilities, recompute);
-                arrive_for_warp(empty + 16 * k_state.index());
+                const auto release_keys = [&] { arrive_for_warp(empty + 16 * k_state.index()); };
+                softmax.in_parts(rows, scores, find_diagonal(), release_keys, finish_values, rescale_out, pack_probabilities,
+                                 recompute);
                 continue;
             }
         const bool rescale = exponentiate(false);

@@ -100,72 +100,77 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : 0;
         return false;
     }
-    // Any other tile: `wait` for the product before, `rescale` O, and `pack` probabilities.
-    template <typename Wait, typename Rescale, typename Pack, typename Recompute>
-    __device__ __forceinline__ void in_parts(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, const Wait& wait,
-                                             const Rescale& rescale, const Pack& pack, const Recompute& recompute) {
-        using L = Late<P>;
+    // Any other tile: `release` K, `wait` for the product before, `rescale` O, and `pack` probabilities.
+    template <typename Release, typename Wait, typename Rescale, typename Pack, typename Recompute>
+    __device__ __forceinline__ void in_parts(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, const Release& release,
+                                             const Wait& wait, const Rescale& rescale, const Pack& pack,
+                                             const Recompute& recompute) {
+        constexpr int EXACT = Late<P>::EXACT, OTHERS = Late<P>::OTHERS;
         auto& s = scores.s;
         const bool masked = mask(scores, diagonal);
-        if (rises < 2) {
-#pragma unroll
-            for (int n = 0; n < SCORES; ++n) {
-                s[n] = s[n] * scale_log2 - rows.offset[n / 2 % 2];
-                if (n < SCORES - L::OTHERS) s[n] = exp2_approx(s[n]);
-            }
-            if (L::OTHERS) end_block(s, L::OTHERS), wait();
-            exponentiate_late<L::OTHERS>(s);
-            if (L::OTHERS) pack();
-            int largest[2] = {largest_bits(s, 0), largest_bits(s, 1)};  // of each row
-            const bool rose = __any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST));
-            if (!L::OTHERS) wait();
-            if (!rose) {
-                rises = 0;
-                if (!L::OTHERS) pack();
-                return;
-            }
-            rises += W::RISE;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
-                largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
-            }
-            if (!__any_sync(~0u, max(largest[0], largest[1]) >= power_bits(W::OVERFLOW))) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int exponent = max(0, (largest[half] >> 23) - 127 + W::BEGIN + W::TIMES - 1) / W::TIMES;
-                    rows.offset[half] += W::TIMES * exponent;
-                    rows.rescale[half] = power(-exponent);
-#pragma unroll
-                    for (int time = 0; time < W::TIMES; ++time)
-#pragma unroll
-                        for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) s[n] *= rows.rescale[half];
-                }
+        if (rises >= 2) {
+            const bool rose = find_offsets<EXACT>(rows, s);
+            release();
+            rises = rose ? max(rises, W::RISE) : rises == 2 ? 0 : rises - 1;
+            if (rose) {
+                wait();
+                rescale();
+                exponentiate_late<EXACT>(s);
+                pack();
+                asm volatile("// O was scaled");  // both ways stay apart
             } else {
-                recompute();
-                if (masked) scores.mask(diagonal, reload_thread(thread_ids));
-                find_offsets<0>(rows, s);
-                rises = max(rises, 2);
+                wait();
+                exponentiate_late<EXACT>(s);
+                pack();
+                asm volatile("// O stays");
             }
-            rescale();
-            pack();
             return;
         }
-        const bool rose = find_offsets<L::EXACT>(rows, s);
-        if (rose) {
-            rises = max(rises, W::RISE);
-            wait();
-            rescale();
-            exponentiate_late<L::EXACT>(s);
-            pack();
-            asm volatile("// O was scaled");  // both ways stay apart
-        } else {
-            rises = rises == 2 ? 0 : rises - 1;
-            wait();
-            exponentiate_late<L::EXACT>(s);
-            pack();
-            asm volatile("// O stays");
+#pragma unroll
+        for (int n = 0; n < SCORES; ++n) {
+            s[n] = s[n] * scale_log2 - rows.offset[n / 2 % 2];
+            if (n < SCORES - OTHERS) s[n] = exp2_approx(s[n]);
         }
+        if (OTHERS) {
+            end_block(s, OTHERS);
+            wait();
+            exponentiate_late<OTHERS>(s);
+            pack();
+        }
+        int largest[2] = {largest_bits(s, 0), largest_bits(s, 1)};  // of each row
+        if (!__any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST))) {
+            rises = 0;
+            release();
+            if (!OTHERS) wait(), pack();
+            return;
+        }
+        rises += W::RISE;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
+            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
+        }
+        if (__any_sync(~0u, max(largest[0], largest[1]) >= power_bits(W::OVERFLOW))) {
+            recompute();
+            if (masked) scores.mask(diagonal, reload_thread(thread_ids));
+            find_offsets<0>(rows, s);
+            rises = max(rises, 2);
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int exponent = max(0, (largest[half] >> 23) - 127 + W::BEGIN + W::TIMES - 1) / W::TIMES;
+                rows.offset[half] += W::TIMES * exponent;
+                rows.rescale[half] = power(-exponent);
+#pragma unroll
+                for (int time = 0; time < W::TIMES; ++time)
+#pragma unroll
+                    for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) s[n] *= rows.rescale[half];
+            }
+        }
+        release();
+        if (!OTHERS) wait();
+        rescale();
+        pack();
     }
 };
 

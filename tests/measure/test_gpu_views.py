@@ -78,7 +78,12 @@ def test_strides_and_shapes_drawn_at_random(instance):
         scale = chance.choice([None, 0.01, 0.3])
         q = drawn_view(chance, batch, kv_heads * shared, seq_len, tile.head_dim)
         k, v = (drawn_view(chance, batch, kv_heads, kv_len, tile.head_dim) for _ in range(2))
-        check = Gate((q, k, v), causal, scale=scale).check(kernel(q, k, v, causal, scale))
+        try:
+            output = kernel(q, k, v, causal, scale)
+        except Unsupported as error:
+            assert kernel.rung.ragged and "whole rows apart" in str(error)
+            continue
+        check = Gate((q, k, v), causal, scale=scale).check(output)
         assert check.passed, f"{tuple(q.shape)}, {tuple(k.shape)}, {q.stride()}, {k.stride()}, {causal}, {check.reason}"
 
 
