@@ -150,6 +150,19 @@ def test_head_dim_256_splits_keys_where_they_may_be_split_and_is_lazy_elsewhere(
         assert made.choice(shape).rung == ("few" if shape in splits else "lazy")
 
 
+def test_a_kernel_that_replaces_another_runs_by_its_choices_and_counts_as_another(kernels):
+    made, (before, *_) = tuned(choice()), ladder.load()
+    entries = [rung(SHORT, LONG, title="faster"), rung(name="other")]
+    ladders.write(kernels, *entries)
+    own = ladder.own_hash(ladder.load()[0])
+    ladders.write(kernels, entries[0] | {"replaces": {own: ladder.own_hash(before)}}, entries[1])
+    again = tuned(choice()).model_copy(update={"sources": made.sources})
+    assert again.running(Shape(1, 8, 512, 64)) == f"plain long {ladder.own_hash(before)}"
+    assert ladder.hashes()["kernel.plain"] == own != made.sources["kernel.plain"]
+    ladders.write(kernels, entries[0] | {"replaces": {own: "one before"}}, entries[1])
+    assert made.model_copy().running(Shape(1, 8, 512, 64)) == ""
+
+
 def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):
     mine, other, gone = choice(), choice("", rung="other", seq_len=64), choice(rung="gone", seq_len=32)
     made = tuned(mine, other, gone)

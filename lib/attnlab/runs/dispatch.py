@@ -185,10 +185,15 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return {name: math.exp(np.average(some, weights=weights)) for name, some in logs.items()}
 
     def still_runs(self, shape: Shape) -> bool:
-        """Whether a shape was measured, and `kernel.best` runs the same there now."""
+        """Whether a shape was measured, and `kernel.best` runs the same there now, not what replaces it."""
         measured = self._at.get(shape)
         ran = measured.instance if measured else self.drawn.get(shape.label)
-        return ran is not None and ran == self._running(shape)
+        return ran is not None and ran == self._running(shape) and ran.partition(" ")[0] not in self._replaced
+
+    @cached_property
+    def _replaced(self) -> set[str]:
+        every = ladder.load()
+        return {rung.name for rung in every if rung.implementation in ladder.replaced(every)}
 
     def _holds(self, choice: Choice) -> bool:
         """Whether `kernel.best` still runs the instance that was measured at a shape."""

@@ -54,7 +54,7 @@ def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
         tuned = tuning.load(run.manifest["device"]["name"])
     except UserError:
         return None
-    known = tuned.sources if same else run.manifest["kernels"]
+    known = now if same else run.manifest["kernels"]
 
     def is_launched_now(row: Row) -> bool:
         shape = shape_of(row)
@@ -63,7 +63,7 @@ def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
         except UserError:
             return False
         is_same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
-        return is_same and known.get(rung.implementation) == tuned.sources[rung.implementation]
+        return is_same and known.get(rung.implementation) == now.get(rung.implementation)
 
     found = frozenset(shape_of(row) for row in rows if not is_launched_now(row))
     return found if same or found < set(map(shape_of, rows)) else None

@@ -160,6 +160,8 @@ class Rung(Recorded):
         text: the source itself, where it is not the file's.
         same_code: the hash of a source that compiles to the machine code of an earlier one, and that one's hash. What
             was measured then holds (`tools/same_code.py`).
+        replaces: the hash of a source that took no longer, in trials that NOTES.md has, than one by which tables were
+            made, and that one's hash: until `make tune`, the tables' choices are this kernel's.
         tiles: its instances; the first of several that serve a shape runs.
     """
 
@@ -178,6 +180,7 @@ class Rung(Recorded):
     launched_like: str = Field("", exclude=True)
     text: str = Field("", exclude=True)
     same_code: dict[str, str] = Field({}, exclude=True)
+    replaces: dict[str, str] = Field({}, exclude=True)
     tiles: Annotated[list[Tile], Field(min_length=1)]
 
     @field_serializer("arguments")
@@ -336,6 +339,12 @@ def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
     """By implementation, the hash that runs and tables name: its own, or the one whose machine code it has."""
     own = [(rung, own_hash(rung)) for rung in (load() if rungs is None else rungs)]
     return {rung.implementation: rung.same_code.get(value, value) for rung, value in own}
+
+
+def replaced(rungs: Iterable[Rung]) -> dict[str, str]:
+    """By implementation, the hash of the earlier kernel that each replaces in tables, if any."""
+    stated = {rung.implementation: rung.replaces.get(own_hash(rung)) for rung in rungs if rung.replaces}
+    return {name: earlier for name, earlier in stated.items() if earlier}
 
 
 def own_hash(rung: Rung) -> str:

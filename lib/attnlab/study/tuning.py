@@ -189,7 +189,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         """The kernel and the tile of a choice; UserError if the kernel changed since. The ladder is read once."""
         every, now = self._ladder
         name = PREFIX + choice.rung
-        if name not in now or now[name] != self.sources.get(name):
+        if name not in now or self.sources.get(name) not in now[name]:
             raise UserError(f"{name} changed since it was tuned: run `make tune`")
         return choice.instance(every)
 
@@ -202,9 +202,11 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         return f"{choice.rung} {choice.tile} {self.sources[PREFIX + choice.rung]}"
 
     @cached_property
-    def _ladder(self) -> tuple[tuple[Rung, ...], dict[str, str]]:
+    def _ladder(self) -> tuple[tuple[Rung, ...], dict[str, set[str]]]:
+        """All kernels, and by name the hashes by which a tuning may know each."""
         every = ladder.load()
-        return every, ladder.hashes(every)
+        earlier = ladder.replaced(every)
+        return every, {name: {own, earlier.get(name, own)} for name, own in ladder.hashes(every).items()}
 
     @cached_property
     def at(self) -> dict[Place, list[TileChoice]]:
