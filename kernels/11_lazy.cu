@@ -4,15 +4,15 @@
 //         as floats, whose range of 2^127 holds what fp16's of 2^16 doesn't. Whether one rose above 2^15 (2^60 for bf16),
 //         the largest of their bits tells, three integers an instruction, and one vote of the warp: no shuffles, and no
 //         exponential waits. Only then are the tile and O multiplied by a power of two, so that the largest probability is
-//         2^-4 (2^-60) again; nothing is computed twice, but where a score rose by more than 2^118. Two tiles in a row that rose
-//         are followed by exact ones; so is a first tile whose scores are too far apart. V has columns of ones, so that the
-//         product sums the rounded probabilities: one wgmma of 72 columns at D = 64 and of 136 at D = 128. At D = 256 registers
-//         add them.
+//         2^-4 (2^-60) again; nothing is computed twice, but where a score rose by more than 2^118. In fp16 a tile that rose is
+//         followed by exact ones, as is a first tile whose scores are too far apart; in bf16 two tiles in a row. Exact tiles
+//         wait for the product with V between their exponentials, so that O is scaled and P packed beside the rest; two consumers
+//         at D = 128 do so in all tiles, and have Q in registers. V has columns of ones, so that the product sums the rounded
+//         probabilities: one wgmma of 72 columns at D = 64 and of 136 at D = 128. At D = 256 registers add them.
 // Gained  1.15x over rung 8 at (32, 8, 512, 64) in trials on H200s, 37.8 us, where 1.17x and 37.5 us were expected: 1.28x
 //         over cuDNN on normal values, 1.235x where scores rise by 24 nats. NOTES.md has other shapes and trials.
-// Limits  in fp16, scores that rise again and again cost a multiplication of the tile and of O each time: with 12 nats a tile
-//         of 64 keys, flash-attn-4 is ahead by a tenth at D = 128. Where a few keys share a row, as at SD 3, the RMS error is
-//         up to 1.14 times cuDNN's, whose largest probability is 1 and has no rounding.
+// Limits  where scores rise again and again, the lead over flash-attn-4 at D = 128 shrinks to 0 to 5 %. Where a few keys share a
+//         row, as at SD 3, the RMS error is up to 1.14 times cuDNN's, whose largest probability is 1 and has no rounding.
 #include "lazy.cuh"
 
 // q, k, v, o: maps of (batch, heads, rows, D), with any strides; with one of LogSums, log-sum-exps are written too

@@ -147,6 +147,17 @@ __device__ __forceinline__ void arrive_times(unsigned barrier, int count) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
+// Two elements times two others.
+template <typename T> __device__ __forceinline__ unsigned multiplied(unsigned pair, unsigned by);
+template <> __device__ __forceinline__ unsigned multiplied<__half>(unsigned pair, unsigned by) {
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+    return pair;
+}
+template <> __device__ __forceinline__ unsigned multiplied<__nv_bfloat16>(unsigned pair, unsigned by) {
+    asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+    return pair;
+}
+
 // The sum of two elements that pack() rounded.
 template <typename T> __device__ __forceinline__ float sum_of_pair(unsigned both) {
     const T(&pair)[2] = reinterpret_cast<const T(&)[2]>(both);
@@ -736,8 +747,15 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
                     arrive_for_warp(empty + 16 * v_state.index() + 8);
                 };
                 const auto release_keys = [&] { arrive_for_warp(empty + 16 * k_state.index()); };
+                const auto rescale_packed = [&] {
+                    const unsigned by[2] = {pack<T>(rows.rescale[0], rows.rescale[0]), pack<T>(rows.rescale[1], rows.rescale[1])};
+#pragma unroll
+                    for (int n = 0; n < KEYS / 4; ++n)
+#pragma unroll
+                        for (int time = 0; time < TIMES; ++time) p[n / 4][n % 4] = multiplied<T>(p[n / 4][n % 4], by[n % 2]);
+                };
                 softmax.in_parts(rows, scores, find_diagonal(), release_keys, finish_values, rescale_out, pack_probabilities,
-                                 recompute);
+                                 rescale_packed, recompute);
                 continue;
             }
         const bool rescale = exponentiate(false);

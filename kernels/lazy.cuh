@@ -7,10 +7,10 @@
 // counts: fp16's window is narrow, so that one is followed by six exact tiles, and in bf16 two in a row by one.
 template <typename T> struct Window;
 template <> struct Window<__half> {
-    static constexpr int BEGIN = 4, MOST = 15, OVERFLOW = 118, TIMES = 1, SLACK = BEGIN + MOST - 4, RISE = 7;
+    static constexpr int BEGIN = 4, MOST = 15, OVERFLOW = 118, TIMES = 1, SLACK = BEGIN + MOST - 4, RISE = 7, KEEPS = 0;
 };
 template <> struct Window<__nv_bfloat16> {
-    static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2, SLACK = BEGIN + MOST - 4, RISE = 1;
+    static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2, SLACK = BEGIN + MOST - 4, RISE = 1, KEEPS = 1;
 };
 
 __device__ __forceinline__ constexpr int power_bits(int exponent) { return (127 + exponent) << 23; }
@@ -100,11 +100,12 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : 0;
         return false;
     }
-    // Any other tile: `release` K, `wait` for the product before, `rescale` O, and `pack` probabilities.
-    template <typename Release, typename Wait, typename Rescale, typename Pack, typename Recompute>
+    // Any other tile: `release` K, `wait` for the product before, `rescale` O, `pack` probabilities or rescale them as bf16.
+    template <typename Release, typename Wait, typename Rescale, typename Pack, typename RescalePacked, typename Recompute>
     __device__ __forceinline__ void in_parts(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, const Release& release,
                                              const Wait& wait, const Rescale& rescale, const Pack& pack,
-                                             const Recompute& recompute) {
+                                             const RescalePacked& rescale_packed, const Recompute& recompute) {
+        constexpr bool KEPT = Late<P>::OTHERS && W::KEEPS;  // bf16 holds what is packed, however large
         constexpr int EXACT = Late<P>::EXACT, OTHERS = Late<P>::OTHERS;
         auto& s = scores.s;
         const bool masked = mask(scores, diagonal);
@@ -150,7 +151,8 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
             largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
             largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
         }
-        if (__any_sync(~0u, max(largest[0], largest[1]) >= power_bits(W::OVERFLOW))) {
+        const bool far = __any_sync(~0u, max(largest[0], largest[1]) >= power_bits(W::OVERFLOW));
+        if (far) {
             recompute();
             if (masked) scores.mask(diagonal, reload_thread(thread_ids));
             find_offsets<0>(rows, s);
@@ -162,7 +164,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
                 rows.offset[half] += W::TIMES * exponent;
                 rows.rescale[half] = power(-exponent);
 #pragma unroll
-                for (int time = 0; time < W::TIMES; ++time)
+                for (int time = 0; time < W::TIMES && !KEPT; ++time)
 #pragma unroll
                     for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) s[n] *= rows.rescale[half];
             }
@@ -170,7 +172,10 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         release();
         if (!OTHERS) wait();
         rescale();
-        pack();
+        if (KEPT && !far)
+            rescale_packed();
+        else
+            pack();
     }
 };
 
