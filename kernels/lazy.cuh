@@ -41,7 +41,7 @@ template <typename T, typename P, typename J> __device__ __forceinline__ void wr
 // and in exact tiles the scaling of O.
 template <typename P> struct Late {
     static constexpr int SCORES = P::KEYS / 2;
-    static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES / 2 : 0;
+    static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES * 5 / 8 : 0;
 };
 
 template <typename T, typename P, bool CAUSAL> struct LazySoftmax {

@@ -1,9 +1,9 @@
-"""Whether kernels have the machine code that they had at an earlier revision, so that what was measured then holds.
+"""Whether kernels have the machine code that they had at an earlier revision, so that measurements of then hold.
 
 ``PYTHONPATH=lib python tools/same_code.py HEAD~3 lazy few`` compiles each instance that these kernels had at that
-revision, then and now, and compares the bytes. It needs `make kernels`' packages and no GPU. For a kernel whose
-instances are all the same it prints the line `same_code` for its entry in kernels/ladder.toml, by which `ladder.hashes`
-gives it the hash that runs and tables have. Exit status 1 if an instance differs.
+revision, then and now, and compares the bytes. It needs `make kernels`' packages and no GPU. Where all instances of a
+kernel are the same, it prints `same_code` for the entry in kernels/ladder.toml. By it `ladder.hashes` gives the hash
+that runs and tables have. Exit status 1 if an instance differs.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Time a kernel against its source of an earlier revision wherever the tuning names it: a minute, and no run.
 
 ``git archive HEAD~3 kernels | tar x -C /tmp`` and ``PYTHONPATH=lib python3 tools/gpu/replaces.py /tmp/kernels lazy``
-time each instance at the shapes of `make tune` at which it is among the fastest two, in fp16 or bf16, on normal values,
-and at every third on scores that rise by 6 nats a tile. Graphs take turns. It prints the time over the earlier one's by
+time each instance at the shapes of `make tune` at which it is among the fastest 2, in fp16 or bf16. Values are normal,
+and at every third shape also rise by 6 nats a tile. Graphs take turns. It prints the time over the earlier one's by
 instance, the slowest shapes, and the largest difference of results. A kernel that is nowhere slower may state
 `replaces` in its entry.
 """

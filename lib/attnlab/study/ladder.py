@@ -158,10 +158,10 @@ class Rung(Recorded):
         reproducible: whether 2 runs on the same inputs have to be bitwise the same.
         launched_like: the earlier kernel whose `LAUNCH` fields this one takes over; empty for none.
         text: the source itself, where it is not the file's.
-        same_code: the hash of a source that compiles to the machine code of an earlier one, and that one's hash. What
-            was measured then holds (`tools/same_code.py`).
-        replaces: the hash of a source that took no longer, in trials that NOTES.md has, than one by which tables were
-            made, and that one's hash: until `make tune`, the tables' choices are this kernel's.
+        same_code: the hash of a source that compiles to the machine code of an earlier one, and that one's hash:
+            measurements of that one hold (`tools/same_code.py`).
+        replaces: the hash of a source that was nowhere slower than an earlier one (`tools/gpu/replaces.py`), and that
+            one's hash. Until `make tune`, choices made by that one are this one's.
         tiles: its instances; the first of several that serve a shape runs.
     """
 
