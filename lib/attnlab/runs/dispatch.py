@@ -185,7 +185,7 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return {name: math.exp(np.average(some, weights=weights)) for name, some in logs.items()}
 
     def still_runs(self, shape: Shape) -> bool:
-        """Whether a shape was measured, and `kernel.best` runs the same instance there now, not one that replaces it."""
+        """Whether a shape was measured, and `kernel.best` runs the same instance there now, and none replaced it."""
         measured = self._at.get(shape)
         ran = measured.instance if measured else self.drawn.get(shape.label)
         return ran is not None and ran == self._running(shape) and ran.partition(" ")[0] not in self._replaced
