@@ -34,11 +34,9 @@ def attention() -> Iterator[None]:
     These are ``torch.nn.functional.scaled_dot_product_attention`` and ``torch.nn.attention.varlen.varlen_attn``. The
     function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout or gradients,
     `is_causal` with unlike numbers of queries and keys, or unlike heads without `enable_gqa`. Or inputs differ in
-    dtype, device or head_dim, or don't have 4 dimensions.
-
-    `attend_ragged` computes nested tensors of the jagged layout, and `varlen_attn`, where `kernel.ragged` serves them.
-    The function before computes nested tensors with holes, or with `is_causal` and other offsets of the keys; and
-    `varlen_attn` with windows, pages, `seqused_k` or `return_aux`.
+    dtype, device or head_dim, or don't have 4 dimensions. It also computes nested tensors that aren't jagged, that have
+    holes or are causal with other offsets of the keys; `varlen_attn` with windows, pages, `seqused_k` or `return_aux`;
+    and sequences of unlike lengths that `kernel.ragged` doesn't serve.
 
     The function before is put back when the last of nested or concurrent blocks ends; a saved function of the block
     calls it from then on. A function that another library put in its place within the block stays.
@@ -153,35 +151,21 @@ def _asked_nested(q: Any, k: Any, v: Any, causal: bool, scale: float | None, gro
     def nested() -> Tensor | None:
         if call is None or (rows := call()) is None:
             return None
-        known = {"min_seqlen": q._maybe_min_seqlen, "max_seqlen": q._maybe_max_seqlen}
-        output: Tensor = torch.nested.nested_tensor_from_jagged(rows, ends, **known)
-        return output.transpose(1, 2)
+        least, most = q._maybe_min_seqlen, q._maybe_max_seqlen
+        return torch.nested.nested_tensor_from_jagged(rows, ends, min_seqlen=least, max_seqlen=most).transpose(1, 2)
 
     return nested
 
 
 def _asked_varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    num_splits: int | None = None,
-    **others: Any,
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, **others: Any
 ) -> Call | None:
     """The call that computes the same as `varlen_attn`, whose causal mask is aligned to the end too."""
-    window = tuple(window_size)
-    if num_splits not in (None, 1) or any(each is not None for each in others.values()):
+    window, grouped = tuple(others.pop("window_size", (-1, -1))), others.pop("enable_gqa", False)
+    scale, splits = others.pop("scale", None), others.pop("num_splits", None)
+    if window not in ((-1, -1), (-1, 0)) or splits not in (None, 1) or any(o is not None for o in others.values()):
         return None
-    if window not in ((-1, -1), (-1, 0)):
-        return None
-    return _asked_packed(query, key, value, cu_seq_q, cu_seq_k, window == (-1, 0), scale, enable_gqa)
+    return _asked_packed(query, key, value, cu_seq_q, cu_seq_k, window == (-1, 0), scale, grouped)
 
 
 def _asked_packed(

@@ -94,7 +94,7 @@ def by_kernel(
         return None
     output: Tensor
     if is_compiling():
-        if not _has_tile(q.dtype, q.shape[2], q.device):
+        if q.shape[2] not in head_dims(q.dtype, q.device):
             return None
         output = torch.ops.attnlab.attention_packed(*context.autocast(q, k, v), cu_q, cu_k, causal, scale)
         return output
@@ -108,10 +108,12 @@ def by_kernel(
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
-def _has_tile(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
-    rung = ladder.rung(RAGGED)
-    fits = any(tile.head_dim == head_dim for tile in rung.tiles) and str(dtype).removeprefix("torch.") in rung.dtypes
-    return fits and device.type == "cuda" and bool(rung.architecture(torch.cuda.get_device_capability(device)))
+def head_dims(dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
+    """The columns for which the kernel has tiles on a device, whose layouts may be unserved."""
+    rung = kernel().rung
+    fits = device.type == "cuda" and str(dtype).removeprefix("torch.") in rung.dtypes
+    fits = fits and rung.architecture(torch.cuda.get_device_capability(device)) is not None
+    return tuple(tile.head_dim for tile in rung.tiles) if fits else ()
 
 
 def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
