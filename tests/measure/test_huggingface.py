@@ -133,6 +133,14 @@ def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
 # Padded and packed sequences
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 64}
+
+
+def windowed(size):
+    return transformers.MistralModel(
+        transformers.MistralConfig(**SIZES, num_key_value_heads=2, vocab_size=512, sliding_window=size)
+    )
+
+
 OTHERS = {
     "encoder": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=512)),
     "encoder and decoder": lambda: transformers.BartModel(
@@ -141,9 +149,8 @@ OTHERS = {
             **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 64},
         )
     ),
-    "window": lambda: transformers.MistralModel(
-        transformers.MistralConfig(**SIZES, num_key_value_heads=2, vocab_size=512, sliding_window=4)
-    ),
+    "window": lambda: windowed(4),
+    "idle window": lambda: windowed(16),
 }
 PADDED = {
     "left": [[0] * 5 + [1] * 7, [1] * 12, [0] * 11 + [1]],
@@ -202,7 +209,7 @@ def test_masks_are_those_of_transformers_in_encoders_cross_attention_and_windows
     theirs, ours = by_both(network, lambda net: net(**given, attention_mask=mask).last_hidden_state)
     where = slice(None) if name == "encoder and decoder" else mask.bool()
     torch.testing.assert_close(ours[where], theirs[where])
-    assert len(kernel) == (0 if side == "gaps" else {"encoder": 2, "encoder and decoder": 4, "window": 0}[name])
+    assert len(kernel) == (0 if side == "gaps" else {"encoder and decoder": 4, "window": 0}.get(name, 2))
 
 
 LENGTHS = [3, 1, 8]

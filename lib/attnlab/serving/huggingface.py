@@ -98,6 +98,10 @@ def _mask(**given: Any) -> Tensor | None:
     if given.get("allow_is_causal_skip", True) and whole and (local_size is None or kv_length < local_size):
         return None
     function = given.get("mask_function", causal_mask_function)
+    parts = _parts(function)
+    idle = local_size is not None and kv_length < local_size
+    if idle and parts and parts[1:] == (causal_mask_function,) and _maker(parts[0]) == "sliding_window_overlay":
+        function, local_size = causal_mask_function, None  # all keys are within the window
     plain, causal = local_size is None and not given.get("kv_offset"), function is causal_mask_function
     after_cache = isinstance(q_offset, Tensor) or (q_length > 1 and q_offset > 0)
     after_cache = after_cache and q_length <= FEW_QUERIES
@@ -107,7 +111,7 @@ def _mask(**given: Any) -> Tensor | None:
         return ends.to(torch.int32)  # once for all layers
     found = None
     if plain and whole and not given.get("use_vmap"):
-        found = _packed(function)
+        found = _packed(parts)
     elif plain and from_start and attention_mask is not None and q_length > 1:
         keys_fit = attention_mask.shape[1] == kv_length and (q_length == kv_length or not causal)
         if keys_fit and (causal or function is bidirectional_mask_function) and told:
@@ -120,18 +124,28 @@ def _mask(**given: Any) -> Tensor | None:
     return made
 
 
-def _packed(function: Any) -> tuple[Tensor | None, Tensor | None, bool] | None:
-    """`ENDS` of transformers' mask function for packed causal sequences, whose number the host reads; None for others.
-
-    Under torch.compile, which can't look into it, they are those that the model is called with.
-    """
-    if not isinstance(function, FunctionType) or not function.__qualname__.startswith("and_masks."):
+def _parts(function: Any) -> Any:
+    """The mask functions of which transformers made one by `and_masks`, unseen by torch.compile; None for others."""
+    if not isinstance(function, FunctionType) or function.__name__ != "and_mask":
         return None
-    if is_tracing():
-        return None, None, True
-    inner = [getclosurevars(part).nonlocals for part in getclosurevars(function).nonlocals["mask_functions"]]
-    known = [*map(set, inner)] == [{"packed_sequence_mask"}, {"mask_function", "position_ids"}]
-    if not known or inner[1]["mask_function"] is not causal_mask_function:
+    return () if is_tracing() else getclosurevars(function).nonlocals.get("mask_functions")
+
+
+def _maker(part: Any) -> str:
+    return getattr(part, "__qualname__", "").partition(".")[0]
+
+
+def _packed(parts: Any) -> tuple[Tensor | None, Tensor | None, bool] | None:
+    """`ENDS` of transformers' mask for packed causal sequences, whose number the host reads; None for others.
+
+    Under torch.compile they are those that the model is called with.
+    """
+    if not parts:
+        return None if parts is None else (None, None, True)
+    if [*map(_maker, parts)] != ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
+        return None
+    inner = [getclosurevars(part).nonlocals for part in parts]
+    if inner[1]["mask_function"] is not causal_mask_function:
         return None
     sequences = inner[0]["packed_sequence_mask"]
     begins = sequences.diff(dim=1, prepend=sequences[:, :1] - 1).flatten().nonzero().flatten()
