@@ -5,12 +5,14 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from on_gpu import GPU, served
+from on_gpu import GPU, drawn, served
+from torch.nn.attention import varlen
 
 import attnlab
 from attnlab.measuring.gate.gate import Gate
 from attnlab.serving import ragged
 from attnlab.study.shapes import Shape
+from attnlab.study.values import STANDARD
 
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
@@ -107,3 +109,84 @@ def test_lengths_that_are_no_lengths_read_and_write_nothing_outside():
     whole = ends_of([300])
     torch.cuda.synchronize()
     require_right(attnlab.attend_ragged(q, q, q, whole, whole, True), (q, q, q), True, "after them")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STANDARD if not kind.startswith("captured")])
+def test_each_sequence_passes_the_gate_on_all_distributions(kind):
+    lengths = {"q_lens": [700, 1, 130, 64], "kv_lens": [700, 400, 130, 65]}
+    given = drawn(Shape(4, 4, 700, 128, True, "bfloat16", kv_heads=2, values=kind))
+    output = attnlab.attend(*given, causal=True, **{name: torch.tensor(n, device=GPU) for name, n in lengths.items()})
+    for i, (queries, keys) in enumerate(zip(*lengths.values(), strict=True)):
+        ends = (queries, keys, keys)
+        parts = [part[i, :, :end].transpose(0, 1) for part, end in zip(given, ends, strict=True)]
+        require_right(output[i, :, :queries].transpose(0, 1), parts, True, f"{kind}, sequence {i}")
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """Whether the kernel served each call that was made for it."""
+    calls, inner = [], ragged.by_kernel
+
+    def by_kernel(*given):
+        output = inner(*given)
+        calls.append(output is not None)
+        return output
+
+    monkeypatch.setattr(ragged, "by_kernel", by_kernel)
+    return calls
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["alike", "after a cache", "more queries than keys"])
+def test_pytorchs_own_functions_compute_the_same_within_the_block(reached, name, causal):
+    lengths = LENGTHS[name]
+    given = [tensor.nan_to_num(1) for tensor in packed(lengths, (4, 4, 4), 128, torch.bfloat16)]
+    ends, window = [ends_of(own) for own in lengths], (-1, 0) if causal else (-1, -1)
+    used, keys_used = map(sum, lengths)
+
+    def in_a_row(q, k, v):
+        return varlen.varlen_attn(q, k, v, *ends, 2000, 2000, window_size=window)[:used]
+
+    def nested(q, k, v):
+        queries = torch.nested.nested_tensor_from_jagged(q[:used], ends[0].long()).transpose(1, 2)
+        keys = torch.nested.nested_tensor_from_jagged(k[:keys_used], ends[1].long()).transpose(1, 2)
+        keys = queries if causal else keys
+        return torch.nn.functional.scaled_dot_product_attention(queries, keys, keys, is_causal=causal)
+
+    # PyTorch has no kernel for nested tensors with empty sequences.
+    calls = [in_a_row, nested] if name == "more queries than keys" else [in_a_row]
+    for call in calls:
+        theirs = call(*given)
+        with attnlab.attention():
+            found = [call(*given), torch.compile(call, fullgraph=True, backend="aot_eager")(*given)]
+        for ours in found:
+            rows = [each.transpose(1, 2).values() if each.is_nested else each for each in (ours, theirs)]
+            torch.testing.assert_close(*rows, atol=1e-2, rtol=2e-2)
+    assert len(reached) >= 2 * len(calls)
+    assert all(reached)
+    wide = [torch.randn(used, 4, 96, dtype=torch.bfloat16, device=GPU) for _ in range(3)]
+    with attnlab.attention():
+        found = varlen.varlen_attn(*wide, ends[0], ends[0], 2000, 2000, window_size=window)
+    assert torch.equal(found, varlen.varlen_attn(*wide, ends[0], ends[0], 2000, 2000, window_size=window))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_and_packed_prompts_of_a_model_are_those_of_its_own_sdpa(reached, side):
+    transformers = pytest.importorskip("transformers")
+    attnlab.register()
+    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 512}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16).to(GPU)
+    network.eval().requires_grad_(False)
+    tokens = torch.randint(512, (5, 700), generator=torch.Generator().manual_seed(1)).to(GPU)
+    real = torch.arange(700, device=GPU) < torch.tensor([700, 1, 300, 64, 513], device=GPU)[:, None]
+    real = real.flip(1) if side == "left" else real
+    places = torch.cat([torch.arange(n, device=GPU) for n in (600, 1, 99)])[None]
+    found = {}
+    for attention in ("sdpa", "attnlab"):
+        network.set_attn_implementation(attention)
+        logits = [network(tokens, attention_mask=real, use_cache=cache).logits[real] for cache in (False, True)]
+        packed = network(tokens[:1], position_ids=places, use_cache=False).logits[0]
+        found[attention] = torch.cat([*logits, packed])
+    torch.testing.assert_close(found["attnlab"], found["sdpa"], atol=5e-3, rtol=5e-3)
+    assert reached == 6 * [True]

@@ -8,7 +8,7 @@ import attnlab
 transformers = pytest.importorskip("transformers")
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 
-from attnlab.serving import huggingface  # noqa: E402
+from attnlab.serving import huggingface, ragged  # noqa: E402
 
 NAME = "attnlab"
 FAMILIES = {
@@ -128,3 +128,122 @@ def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
     ours, weights = huggingface.attention(torch.nn.Identity(), q, k, v, None)
     assert torch.equal(ours, theirs)
     assert weights is None
+
+
+# Padded and packed sequences
+
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 64}
+
+
+def windowed(size):
+    return transformers.MistralModel(
+        transformers.MistralConfig(**SIZES, num_key_value_heads=2, vocab_size=512, sliding_window=size)
+    )
+
+
+OTHERS = {
+    "encoder": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=512)),
+    "encoder and decoder": lambda: transformers.BartModel(
+        transformers.BartConfig(
+            **{"vocab_size": 512, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64},
+            **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 64},
+        )
+    ),
+    "window": lambda: windowed(4),
+    "idle window": lambda: windowed(16),
+}
+PADDED = {
+    "left": [[0] * 5 + [1] * 7, [1] * 12, [0] * 11 + [1]],
+    "right": [[1] * 7 + [0] * 5, [1] * 12, [1] + [0] * 11],
+    "both": [[0] * 3 + [1] * 7 + [0] * 2, [1] * 12, [0] * 11 + [1]],
+    "gaps": [[1] * 3 + [0] * 2 + [1] * 7, [1] * 12, [1] * 12],
+    "none": [[1] * 12] * 3,
+}
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Where sequences ended, of Q and of K, and whether they were causal; the kernel is SDPA of each."""
+    calls = []
+
+    def by_kernel(q, k, v, ends, key_ends, causal, scale):
+        calls.append((ends.tolist(), key_ends.tolist(), causal))
+        return ragged._each(q, k, v, ends, key_ends, causal, scale)
+
+    monkeypatch.setattr(ragged, "by_kernel", by_kernel)
+    monkeypatch.setattr(ragged, "head_dims", lambda *_: (16, 64))
+    attnlab.register()
+    torch.manual_seed(1)
+    return calls
+
+
+@pytest.mark.parametrize("side", PADDED)
+def test_padded_prompts_reach_the_kernel_by_their_lengths(made, kernel, side):
+    network, calls = made
+    mask, given = torch.tensor(PADDED[side]), tokens(3)
+    theirs, ours = by_both(network, lambda net: net(given, attention_mask=mask, use_cache=False).logits)
+    torch.testing.assert_close(ours[mask.bool()], theirs[mask.bool()])
+    assert ours.isfinite().all()
+    assert (len(kernel), len(calls)) == {"gaps": (0, 0), "none": (0, 2)}.get(side, (2, 0))
+    if side == "both":
+        first = [0, 3, 3, 10, 10, 12], [0, 0, 3, 10, 12, 12], True
+        assert [each if isinstance(each, bool) else each[:6] for each in kernel[0]] == list(first)
+    network.requires_grad_()
+    network(given, attention_mask=mask).logits.sum().backward()
+    with torch.no_grad():
+        tokens_of = by_both(
+            network, lambda net: net.generate(given, attention_mask=mask, max_new_tokens=3, do_sample=False)
+        )
+    if side == "left":
+        assert torch.equal(*tokens_of)
+        assert len(kernel) == 4  # those after the prompt are transformers'
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("side", ["left", "both", "gaps"])
+def test_masks_are_those_of_transformers_in_encoders_cross_attention_and_windows(kernel, name, side):
+    network = OTHERS[name]().eval().requires_grad_(False)
+    mask, given = torch.tensor(PADDED[side]), {"input_ids": tokens(3)}
+    if name == "encoder and decoder":
+        given["decoder_input_ids"] = tokens(3).flip(1)  # as many queries as there are keys of others
+    theirs, ours = by_both(network, lambda net: net(**given, attention_mask=mask).last_hidden_state)
+    where = slice(None) if name == "encoder and decoder" else mask.bool()
+    torch.testing.assert_close(ours[where], theirs[where])
+    assert len(kernel) == (0 if side == "gaps" else {"encoder and decoder": 4, "window": 0}.get(name, 2))
+
+
+LENGTHS = [3, 1, 8]
+
+
+@pytest.mark.parametrize("made", ["llama"], indirect=True)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_packed_sequences_reach_the_kernel(made, kernel, batch):
+    """By positions that begin again, and by their ends without such positions."""
+    network, calls = made
+    places, ends = torch.cat([torch.arange(length) for length in LENGTHS])[None], torch.tensor([0, 3, 4, 12])
+    given = {"input_ids": tokens(batch), "use_cache": False}
+    theirs, ours = by_both(network, lambda net: net(**given, position_ids=places).logits)
+    torch.testing.assert_close(ours, theirs)
+    ends = torch.tensor([0, 3, 4, 12, 15, 16, 24][: 1 + 3 * batch], dtype=torch.int32)
+    assert kernel == 2 * [(ends.tolist(), ends.tolist(), True)]
+    known = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 8, "max_length_k": 8}
+    torch.testing.assert_close(network(**given, **known).logits, theirs)
+    assert not calls
+
+
+@pytest.mark.parametrize("made", ["llama"], indirect=True)
+def test_compiled_packed_sequences_break_no_graph_and_are_compiled_once(made, monkeypatch):
+    monkeypatch.setattr(ragged, "head_dims", lambda *_: (16, 64))
+    network, _ = made
+    network.set_attn_implementation(NAME)
+    graphs = []
+    compiled = torch.compile(
+        network, fullgraph=True, dynamic=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward
+    )
+    for lengths in (LENGTHS, [7, 9], [2, 2, 2, 2, 5]):
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
+        ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        given = {"input_ids": tokens(1, sum(lengths)), "position_ids": places, "use_cache": False}
+        known = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        torch.testing.assert_close(compiled(**given, **known).logits, network(**given).logits)
+    assert [code.count("ops.attnlab.attention_packed") for code in graphs] == [2]

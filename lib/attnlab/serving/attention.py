@@ -1,9 +1,9 @@
-"""`attnlab.attention`: `attend` in place of PyTorch's function, for models that one can't change."""
+"""`attnlab.attention`: `attend` in place of PyTorch's functions, for models that one can't change."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import lru_cache, update_wrapper
+from functools import lru_cache, partial, update_wrapper
 from math import isfinite
 from threading import Lock
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.jit._trace import is_tracing
+from torch.nn.attention import varlen
 
-from attnlab.serving import context
+from attnlab.serving import context, ragged
 from attnlab.serving.attend import attend
 
 SERVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -22,46 +23,56 @@ KEPT = 16
 # The name of PyTorch's function in a scripted model.
 TORCHSCRIPT = "aten::scaled_dot_product_attention"
 _lock = Lock()
+Call = Callable[[], Tensor | None]
+"""A call of attention; it gives None where the function before has to be called after all."""
 
 
 @contextmanager
 def attention() -> Iterator[None]:
-    """Replace ``torch.nn.functional.scaled_dot_product_attention`` by `attend` within a block.
+    """Replace PyTorch's functions of attention by `attend` and `attend_ragged` within a block.
 
-    The function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout or
-    gradients, `is_causal` with unlike numbers of queries and keys, or unlike heads without `enable_gqa`. Or inputs
-    differ in dtype, device or head_dim, or don't have 4 dimensions. The function before is put back when the last of
-    nested or concurrent blocks ends; a saved function of the block calls it from then on. A function that another
-    library put in its place within the block stays.
+    These are ``torch.nn.functional.scaled_dot_product_attention`` and ``torch.nn.attention.varlen.varlen_attn``. The
+    function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout or gradients,
+    `is_causal` with unlike numbers of queries and keys, or unlike heads without `enable_gqa`. Or inputs differ in
+    dtype, device or head_dim, or don't have 4 dimensions. It also computes nested tensors that aren't jagged, that have
+    holes or are causal with other offsets of the keys; `varlen_attn` with windows, pages, `seqused_k` or `return_aux`;
+    and sequences of unlike lengths that `kernel.ragged` doesn't serve.
 
-    The block holds for all threads of the process. Code that imported the function by its name before, as in
+    The function before is put back when the last of nested or concurrent blocks ends; a saved function of the block
+    calls it from then on. A function that another library put in its place within the block stays.
+
+    The block holds for all threads of the process. Code that imported a function by its name before, as in
     ``from torch.nn.functional import ...``, keeps PyTorch's. Under torch.compile there is no graph break.
     """
     with _lock:
-        there = F.scaled_dot_product_attention
-        function = there if isinstance(there, _InPlace) else _in_place_of(there)
-        function.open()
-        F.scaled_dot_product_attention = function
+        opened = []
+        for module, name, asked in PLACES:
+            there = getattr(module, name)
+            opened.append(there if isinstance(there, _InPlace) else _in_place_of(there, asked))
+            opened[-1].open()
+            setattr(module, name, opened[-1])
     try:
         yield
     finally:
         with _lock:
-            function.close()
-            if not function.is_open and F.scaled_dot_product_attention is function:
-                F.scaled_dot_product_attention = function.before
+            for (module, name, _), function in zip(PLACES, opened, strict=True):
+                function.close()
+                if not function.is_open and getattr(module, name) is function:
+                    setattr(module, name, function.before)
 
 
 class _InPlace:
-    """PyTorch's function: `attend` where that serves and one of the `blocks` is open, else the function `before`."""
+    """PyTorch's function: the call that is `asked` for if one of the `blocks` is open, else the function `before`."""
 
-    def __init__(self, before: Callable[..., Tensor]) -> None:
+    def __init__(self, before: Callable[..., Tensor], asked: Callable[..., Call | None]) -> None:
         update_wrapper(self, before)
-        self.before, self.blocks, self.is_open = before, 0, False
+        self.before, self.asked, self.blocks, self.is_open = before, asked, 0, False
 
     def open(self) -> None:
         self.blocks += 1
         self.is_open = True
-        torch.jit._builtins._register_builtin(self, TORCHSCRIPT)
+        if self.asked is _asked:
+            torch.jit._builtins._register_builtin(self, TORCHSCRIPT)
 
     def close(self) -> None:
         self.blocks -= 1
@@ -71,10 +82,11 @@ class _InPlace:
 
     def __call__(self, *given: Any, **options: Any) -> Tensor:
         try:
-            asked = _asked(*given, **options) if self.is_open else None
-        except TypeError:  # the function before says how it is called
-            asked = None
-        return self.before(*given, **options) if asked is None else attend(*asked)
+            call = self.asked(*given, **options) if self.is_open else None
+        except (AttributeError, TypeError):  # the function before says how it is called
+            call = None
+        output = None if call is None else call()
+        return self.before(*given, **options) if output is None else output
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object]]:
         return copy, (self.before,)  # a function's copy is itself: in another process, no block is open
@@ -93,21 +105,79 @@ def _asked(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, bool, float | None] | None:
-    """The arguments with which `attend` computes the same as PyTorch's function with these; None if it can't."""
+) -> Call | None:
+    """The call that computes the same as PyTorch's function with these arguments; None if there is none."""
     if attn_mask is not None or dropout_p != 0 or not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
         return None
-    finite = scale is None or (isinstance(scale, int | float) and isfinite(scale))
-    if not finite or is_tracing() or context.asks_for_sdpa():
-        return None
     q, k, v = query, key, value
-    if not type(q) is type(k) is type(v) is Tensor or q.is_nested or k.is_nested or v.is_nested:
-        return None
-    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and q.dtype in SERVED
-    if q.dim() != 4 or k.shape != v.shape or not alike or context.needs_gradients(q, k, v):
+    if isinstance(q, Tensor) and q.is_nested:
+        return _asked_nested(q, k, v, is_causal, scale, enable_gqa)
+    if not _is_served(q, k, v, scale) or q.dim() != 4:
         return None
     (batch, heads, seq_len, head_dim), (kv_batch, kv_heads, kv_len, key_dim) = q.shape, k.shape
     if batch != kv_batch or head_dim != key_dim or (is_causal and seq_len != kv_len):
         return None
-    serves = heads == kv_heads or (enable_gqa and kv_heads and heads % kv_heads == 0)
-    return (q, k, v, is_causal, scale) if serves else None
+    return partial(attend, q, k, v, is_causal, scale) if _fit(heads, kv_heads, enable_gqa) else None
+
+
+def _is_served(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
+    """Whether there are no subclasses, other dtypes, gradients or modes that ask for SDPA itself."""
+    finite = scale is None or (isinstance(scale, int | float) and isfinite(scale))
+    if not finite or is_tracing() or context.asks_for_sdpa() or not type(q) is type(k) is type(v) is Tensor:
+        return False
+    if q.is_nested or k.is_nested or v.is_nested:
+        return False
+    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and q.dtype in SERVED
+    return alike and k.shape == v.shape and not context.needs_gradients(q, k, v)
+
+
+def _fit(heads: int, kv_heads: int, grouped: bool) -> bool:
+    return heads == kv_heads or bool(grouped and kv_heads and heads % kv_heads == 0)
+
+
+def _asked_nested(q: Any, k: Any, v: Any, causal: bool, scale: float | None, grouped: bool) -> Call | None:
+    """The call for nested tensors ``(batch, heads, lengths, head_dim)`` of the jagged layout."""
+    given = (q, k, v)
+    if any(each.layout is not torch.jagged or each.dim() != 4 or each._ragged_idx != 2 for each in given):
+        return None
+    ends, key_ends = q.offsets(), k.offsets()
+    # PyTorch's backends align the causal mask to one end or the other: they agree on equal lengths.
+    unlike = ends.shape != key_ends.shape or (causal and ends is not key_ends)
+    if unlike or any(each.lengths() is not None for each in given):
+        return None
+    q_rows, k_rows, v_rows = (each.transpose(1, 2).values() for each in given)
+    call = _asked_packed(q_rows, k_rows, v_rows, ends, key_ends, causal, scale, grouped)
+
+    def nested() -> Tensor | None:
+        if call is None or (rows := call()) is None:
+            return None
+        least, most = q._maybe_min_seqlen, q._maybe_max_seqlen
+        return torch.nested.nested_tensor_from_jagged(rows, ends, min_seqlen=least, max_seqlen=most).transpose(1, 2)
+
+    return nested
+
+
+def _asked_varlen(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, **others: Any
+) -> Call | None:
+    """The call that computes the same as `varlen_attn`, whose causal mask is aligned to the end too."""
+    window, grouped = tuple(others.pop("window_size", (-1, -1))), others.pop("enable_gqa", False)
+    scale, splits = others.pop("scale", None), others.pop("num_splits", None)
+    if window not in ((-1, -1), (-1, 0)) or splits not in (None, 1) or any(o is not None for o in others.values()):
+        return None
+    return _asked_packed(query, key, value, cu_seq_q, cu_seq_k, window == (-1, 0), scale, grouped)
+
+
+def _asked_packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float | None, grouped: bool
+) -> Call | None:
+    """The call of the kernel for packed sequences, if nothing but the tensors' layouts may be unserved."""
+    casts = q.dim() != 3 or (context.is_autocast(q.device) and q.dtype != torch.get_autocast_dtype(q.device.type))
+    wholes = cu_q.dtype in ragged.WHOLE and cu_k.dtype in ragged.WHOLE
+    if casts or not wholes or not _is_served(q, k, v, scale) or not _fit(q.shape[1], k.shape[1], grouped):
+        return None
+    return partial(ragged.by_kernel, q, k, v, cu_q, cu_k, causal, scale)
+
+
+PLACES = ((F, "scaled_dot_product_attention", _asked), (varlen, "varlen_attn", _asked_varlen))
+"""Functions that are replaced, by module and name."""

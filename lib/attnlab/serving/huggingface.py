@@ -1,19 +1,29 @@
 """`attend` in models of Hugging Face transformers, through their attention interface."""
 
+from inspect import getclosurevars
+from types import FunctionType
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.utils.import_utils import is_tracing
 
 from attnlab.measuring.subjects import oracle
-from attnlab.serving.attend import attend
+from attnlab.serving import context, ragged
+from attnlab.serving.attend import attend, attend_ragged
 from attnlab.study.tuning import FEW_QUERIES
 
 BEYOND = ("position_bias", "softcap", "s_aux", "cache")
 """Arguments of other attentions than softmax(scale·Q·Kᵀ)·V."""
+ENDS = "attnlab_ends"
+"""The attribute of a mask that is equal to sequences in a row: where those of Q and of K end, and `causal`.
+
+A mask that was made of another has none, so that the mask itself holds.
+"""
 
 
 def attention(
@@ -29,8 +39,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """`attend` as transformers calls an attention.
 
-    Transformers' own SDPA computes masks, such as padding, dropout and biases; and a causal prompt over more keys than
-    queries, whose mask transformers aligns to the beginning. Lengths that `_mask` made are no mask to `attend`.
+    Transformers' own SDPA computes dropout, biases, and masks that are more than lengths; and a causal prompt over
+    more keys than queries, whose mask transformers aligns to the beginning. Lengths that `_mask` found in a mask, and
+    `cu_seq_lens_q` and `cu_seq_lens_k` without one, go to `kernel.ragged`. Padded rows of its output are 0.
 
     Args:
         query: ``(batch, heads, seq_len, head_dim)``.
@@ -42,6 +53,10 @@ def attention(
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     plain = not dropout and all(others.get(name) is None for name in BEYOND) and key.shape == value.shape
     lengths = attention_mask if attention_mask is not None and attention_mask.ndim == 1 else None
+    known = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
+    output = _in_a_row((query, key, value), attention_mask, causal, scaling, known) if plain else None
+    if output is not None:
+        return output, None
     if lengths is not None and not plain:
         attention_mask = oracle.seen(lengths, query.shape[2], key.shape[2])
     if not plain or (lengths is None and (attention_mask is not None or (causal and query.shape[2] != key.shape[2]))):
@@ -50,33 +65,112 @@ def attention(
     return attend(query, key, value, causal, scaling, kv_lens=lengths).transpose(1, 2).contiguous(), None
 
 
+def _in_a_row(
+    given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool, scale: float | None, known: tuple[Any, Any]
+) -> Tensor | None:
+    """O of sequences in a row, by the `known` ends if the mask has none; None where a mask is more or isn't served."""
+    q, k, _ = given
+    (batch, _, queries, head_dim), keys = q.shape, k.shape[2]
+    if mask is not None:
+        fits = hasattr(mask, ENDS) and mask.shape == (batch, 1, queries, keys) and len(k) == batch
+        if not fits or context.needs_gradients(*given) or head_dim not in ragged.head_dims(q.dtype, q.device):
+            return None
+        *found, causal = getattr(mask, ENDS)
+        known = known if found[0] is None else found
+    if known[0] is None or known[1] is None:
+        return None
+    compute: Any = attend_ragged if mask is None else ragged.by_kernel
+    output = compute(*(tensor.transpose(1, 2).flatten(0, 1) for tensor in given), *known, causal, scale)
+    return None if output is None else output.unflatten(0, (batch, queries)).contiguous()
+
+
 def _mask(**given: Any) -> Tensor | None:
     """The mask of `transformers.masking_utils.sdpa_mask`, unless `attend` computes without one.
 
     A plain causal prompt has no mask, also under torch.compile, where transformers makes one for PyTorch before 2.14.
-    For a few queries after a cache it is the number of keys of each sequence that are in use, int32 ``(batch,)``.
+    For a few queries after a cache it is the number of keys of each sequence that are in use, int32 ``(batch,)``. The
+    mask of a padded or packed prompt has the attribute `ENDS`.
     """
     q_length, kv_length, q_offset = given["q_length"], given["kv_length"], given.get("q_offset", 0)
     attention_mask, local_size = given.get("attention_mask"), given.get("local_size")
-    whole = attention_mask is None and isinstance(q_offset, int) and not q_offset and q_length == kv_length
+    from_start = isinstance(q_offset, int) and not q_offset
+    whole = attention_mask is None and from_start and q_length == kv_length
     if given.get("allow_is_causal_skip", True) and whole and (local_size is None or kv_length < local_size):
         return None
-    causal = given.get("mask_function", causal_mask_function) is causal_mask_function
-    plain = causal and local_size is None and not given.get("kv_offset")
+    function = given.get("mask_function", causal_mask_function)
+    parts = _parts(function)
+    idle = local_size is not None and kv_length < local_size
+    if idle and parts and parts[1:] == (causal_mask_function,) and _maker(parts[0]) == "sliding_window_overlay":
+        function, local_size = causal_mask_function, None  # all keys are within the window
+    plain, causal = local_size is None and not given.get("kv_offset"), function is causal_mask_function
     after_cache = isinstance(q_offset, Tensor) or (q_length > 1 and q_offset > 0)
-    if plain and after_cache and q_length <= FEW_QUERIES and _pads_nothing(attention_mask):
+    after_cache = after_cache and q_length <= FEW_QUERIES
+    told = attention_mask is None or not is_tracing(attention_mask)
+    if plain and causal and after_cache and told and (attention_mask is None or attention_mask.all()):  # waits for it
         ends = torch.full((given["batch_size"],), q_length, device=given.get("device", "cpu")) + q_offset
         return ends.to(torch.int32)  # once for all layers
+    found = None
+    if plain and whole and not given.get("use_vmap"):
+        found = _packed(parts)
+    elif plain and from_start and attention_mask is not None and q_length > 1:
+        keys_fit = attention_mask.shape[1] == kv_length and (q_length == kv_length or not causal)
+        if keys_fit and (causal or function is bidirectional_mask_function) and told:
+            found, pads = _padded(attention_mask.bool(), q_length, causal)
+            known = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            given |= known if pads else {"attention_mask": None}  # transformers would wait for the device again
     made: Tensor | None = sdpa_mask(**given)
+    if made is not None and found is not None:
+        setattr(made, ENDS, found)
     return made
 
 
-def _pads_nothing(attention_mask: Tensor | None) -> bool:
-    """Whether it is known that no token of a batch is padding. The answer waits for the device."""
-    if attention_mask is None:
-        return True
-    traced = torch.compiler.is_compiling() or (attention_mask.is_cuda and torch.cuda.is_current_stream_capturing())
-    return not traced and bool(attention_mask.all())
+def _parts(function: Any) -> Any:
+    """The mask functions of which transformers made one by `and_masks`, unseen by torch.compile; None for others."""
+    if not isinstance(function, FunctionType) or function.__name__ != "and_mask":
+        return None
+    return () if is_tracing() else getclosurevars(function).nonlocals.get("mask_functions")
+
+
+def _maker(part: Any) -> str:
+    return getattr(part, "__qualname__", "").partition(".")[0]
+
+
+def _packed(parts: Any) -> tuple[Tensor | None, Tensor | None, bool] | None:
+    """`ENDS` of transformers' mask for packed causal sequences, whose number the host reads; None for others.
+
+    Under torch.compile they are those that the model is called with.
+    """
+    if not parts:
+        return None if parts is None else (None, None, True)
+    if [*map(_maker, parts)] != ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
+        return None
+    inner = [getclosurevars(part).nonlocals for part in parts]
+    if inner[1]["mask_function"] is not causal_mask_function:
+        return None
+    sequences = inner[0]["packed_sequence_mask"]
+    begins = sequences.diff(dim=1, prepend=sequences[:, :1] - 1).flatten().nonzero().flatten()
+    ends = pad(begins, (0, 1), value=sequences.numel()).to(torch.int32)
+    return ends, ends, True
+
+
+def _padded(real: Tensor, queries: int, causal: bool) -> tuple[tuple[Tensor, Tensor, bool] | None, bool]:
+    """`ENDS` of a mask ``(batch, keys)`` of real tokens, and whether there are others; waits for the device.
+
+    They are None if the real tokens of a sequence have gaps. Padding is sequences of queries without keys, and of keys
+    without queries; without the causal mask, where queries may be those of another batch, of keys alone.
+    """
+    batch, keys = real.shape
+    first, place = real.int().argmax(1), torch.arange(keys, device=real.device)
+    end = first + real.sum(1)
+    gapless = ((place >= first[:, None]) & (place < end[:, None])) == real
+    pads, has_gaps = (~torch.stack([real.all(), gapless.all()])).tolist()
+    none, every = torch.zeros_like(end), torch.full_like(end, keys)
+    of_keys = [none, first, end, every, every] if causal else [first, end, every]
+    of_queries = [first, first, end, end, every] if causal else [none, none + queries, none + queries]
+    begins = torch.arange(batch, device=real.device)[:, None]
+    each = torch.stack(of_queries, 1) + begins * queries, torch.stack(of_keys, 1) + begins * keys
+    ends, key_ends = (pad(ends.flatten(), (1, 0)).to(torch.int32) for ends in each)
+    return (None if has_gaps else (ends, key_ends, causal)), pads
 
 
 def register(name: str = "attnlab") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import assume_constant_result, is_compiling
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base.errors import UserError
@@ -82,13 +82,38 @@ def packed(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """`attend_ragged` where nothing is traced."""
-    if is_plain(q, k, v) and not context.needs_gradients(q, k, v):
+    output = by_kernel(q, k, v, cu_q, cu_k, causal, scale)
+    return _each(q, k, v, cu_q, cu_k, causal, scale) if output is None else output
+
+
+def by_kernel(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float | None
+) -> Tensor | None:
+    """`attend_ragged` by the kernel alone, also under torch.compile; None for tensors that it doesn't serve."""
+    if context.needs_gradients(q, k, v):
+        return None
+    output: Tensor
+    if is_compiling():
+        if q.shape[2] not in head_dims(q.dtype, q.device):
+            return None
+        output = torch.ops.attnlab.attention_packed(*context.autocast(q, k, v), cu_q, cu_k, causal, scale)
+        return output
+    if is_plain(q, k, v):
         with suppress(Unsupported, UserError):
             given = by_head(*context.autocast(q, k, v))
             launch: Any = kernel().packed(*given, causal, scale).launch
-            output: Tensor = launch.packed(*given, cu_q.to(torch.int32), cu_k.to(torch.int32))
+            output = launch.packed(*given, cu_q.to(torch.int32), cu_k.to(torch.int32))
             return output.transpose(1, 2).squeeze(0)
-    return _each(q, k, v, cu_q, cu_k, causal, scale)
+    return None
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def head_dims(dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
+    """The columns for which the kernel has tiles on a device, whose layouts may be unserved."""
+    rung = kernel().rung
+    fits = device.type == "cuda" and str(dtype).removeprefix("torch.") in rung.dtypes
+    fits = fits and rung.architecture(torch.cuda.get_device_capability(device)) is not None
+    return tuple(tile.head_dim for tile in rung.tiles) if fits else ()
 
 
 def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
