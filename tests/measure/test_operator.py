@@ -106,3 +106,10 @@ def test_values_of_another_width_are_refused_in_a_line():
     q, k, v = drawn(PLAIN)
     with pytest.raises(RuntimeError, match=r"V has to have the shape of K, \(2, 4, 33, 16\), not \(2, 4, 33, 8\)"):
         torch.ops.attnlab.attention(q, k, v[..., :8])
+
+
+def test_torch_finds_nothing_wrong_with_those_of_unlike_lengths():
+    q, k, v = drawn(PLAIN)
+    lengths, ends = torch.tensor([7, 33]), torch.tensor([0, 1, 4], dtype=torch.int32)
+    torch.library.opcheck(torch.ops.attnlab.attention_of_lengths.default, (q, k, v, lengths, True, None, lengths))
+    torch.library.opcheck(torch.ops.attnlab.attention_packed.default, (q[0], k[0], v[0], ends, ends, True, 0.5))
