@@ -5,13 +5,14 @@ from functools import partial
 import pytest
 import torch
 from conftest import forget_choices
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
 from attnlab.measuring.subjects import inputs
-from attnlab.serving import attend, calls
+from attnlab.serving import attend, calls, ragged
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -106,3 +107,17 @@ def test_values_of_another_width_are_refused_in_a_line():
     q, k, v = drawn(PLAIN)
     with pytest.raises(RuntimeError, match=r"V has to have the shape of K, \(2, 4, 33, 16\), not \(2, 4, 33, 8\)"):
         torch.ops.attnlab.attention(q, k, v[..., :8])
+
+
+def test_torch_finds_nothing_wrong_with_those_of_unlike_lengths():
+    q, k, v = drawn(PLAIN)
+    lengths, ends = torch.tensor([7, 33]), torch.tensor([0, 1, 4], dtype=torch.int32)
+    torch.library.opcheck(torch.ops.attnlab.attention_of_lengths.default, (q, k, v, lengths, True, None, lengths))
+    torch.library.opcheck(torch.ops.attnlab.attention_packed.default, (q[0], k[0], v[0], ends, ends, True, 0.5))
+
+
+def test_a_mode_that_traces_sees_packed_sequences(monkeypatch):
+    monkeypatch.setattr(ragged, "head_dims", lambda *_: (16,))
+    ends = torch.tensor([0, 1, 4], dtype=torch.int32)
+    traced = make_fx(lambda q: attnlab.attend_ragged(q, q, q, ends, ends))(drawn(PLAIN)[0][0])
+    assert "ops.attnlab.attention_packed" in traced.code

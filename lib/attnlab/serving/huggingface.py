@@ -20,10 +20,7 @@ from attnlab.study.tuning import FEW_QUERIES
 BEYOND = ("position_bias", "softcap", "s_aux", "cache")
 """Arguments of other attentions than softmax(scale·Q·Kᵀ)·V."""
 ENDS = "attnlab_ends"
-"""The attribute of a mask that is equal to sequences in a row: where those of Q and of K end, and `causal`.
-
-A mask that was made of another has none, so that the mask itself holds.
-"""
+"""The attribute of a mask that equals sequences in a row: where those of Q and K end, and `causal`. Copies lack it."""
 
 
 def attention(
@@ -100,11 +97,10 @@ def _mask(**given: Any) -> Tensor | None:
     function = given.get("mask_function", causal_mask_function)
     parts = _parts(function)
     idle = local_size is not None and kv_length < local_size
-    if idle and parts and parts[1:] == (causal_mask_function,) and _maker(parts[0]) == "sliding_window_overlay":
+    if idle and parts and [*parts] == ["sliding_window_overlay", "causal_mask_function"]:
         function, local_size = causal_mask_function, None  # all keys are within the window
     plain, causal = local_size is None and not given.get("kv_offset"), function is causal_mask_function
-    after_cache = isinstance(q_offset, Tensor) or (q_length > 1 and q_offset > 0)
-    after_cache = after_cache and q_length <= FEW_QUERIES
+    after_cache = q_length <= FEW_QUERIES and (isinstance(q_offset, Tensor) or (q_length > 1 and q_offset > 0))
     told = attention_mask is None or not is_tracing(attention_mask)
     if plain and causal and after_cache and told and (attention_mask is None or attention_mask.all()):  # waits for it
         ends = torch.full((given["batch_size"],), q_length, device=given.get("device", "cpu")) + q_offset
@@ -124,30 +120,30 @@ def _mask(**given: Any) -> Tensor | None:
     return made
 
 
-def _parts(function: Any) -> Any:
-    """The mask functions of which transformers made one by `and_masks`, unseen by torch.compile; None for others."""
+def _parts(function: Any) -> dict[str, Any] | None:
+    """The mask functions, by name, of which transformers' `and_masks` made one; None for others.
+
+    Under torch.compile, which can't look into it, there are none.
+    """
     if not isinstance(function, FunctionType) or function.__name__ != "and_mask":
         return None
-    return () if is_tracing() else getclosurevars(function).nonlocals.get("mask_functions")
+    parts = () if is_tracing() else getclosurevars(function).nonlocals.get("mask_functions", (None,))
+    return {getattr(part, "__qualname__", "").partition(".")[0]: part for part in parts}
 
 
-def _maker(part: Any) -> str:
-    return getattr(part, "__qualname__", "").partition(".")[0]
-
-
-def _packed(parts: Any) -> tuple[Tensor | None, Tensor | None, bool] | None:
+def _packed(parts: dict[str, Any] | None) -> tuple[Tensor | None, Tensor | None, bool] | None:
     """`ENDS` of transformers' mask for packed causal sequences, whose number the host reads; None for others.
 
     Under torch.compile they are those that the model is called with.
     """
     if not parts:
         return None if parts is None else (None, None, True)
-    if [*map(_maker, parts)] != ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
+    if [*parts] != ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
         return None
-    inner = [getclosurevars(part).nonlocals for part in parts]
-    if inner[1]["mask_function"] is not causal_mask_function:
+    packs, places = (getclosurevars(part).nonlocals for part in parts.values())
+    sequences = packs["packed_sequence_mask"]
+    if places["mask_function"] is not causal_mask_function or is_tracing(sequences):
         return None
-    sequences = inner[0]["packed_sequence_mask"]
     begins = sequences.diff(dim=1, prepend=sequences[:, :1] - 1).flatten().nonzero().flatten()
     ends = pad(begins, (0, 1), value=sequences.numel()).to(torch.int32)
     return ends, ends, True
