@@ -53,6 +53,8 @@ LOOKS |= {f"kernel.{name}": (colour, mark) for name, colour, mark in zip(LADDER,
 OTHERS = (("#C938FA", "x"), ("#05C705", "+"), ("#FA3838", "1"), ("#8EB946", "2"), ("#5B3894", "3"), ("#FA38C9", "4"))
 """For implementations without a look of their own, in the order of their names."""
 SUBJECTS = ("implementation", "candidate", "baseline")
+FEW = 4
+"""The most lines that have labels at their ends: the last value, and in the last column the name."""
 LETTERS = {"batch": "B = ", "heads": "H = ", "seq_len": "S = ", "head_dim": "D = "}
 RATIO_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
 
@@ -93,7 +95,7 @@ def lines(
     title: str = "{}",
     colours: Mapping[Any, str] | None = None,
 ) -> NotebookFigure:
-    """A line for each value of `hue`, in a panel for each value of `col`.
+    """A line for each value of `hue`, in a panel for each value of `col`. Up to 4 have labels in place of a legend.
 
     Args:
         x: numbers; or texts, whose marks are not joined, in their order in the frame.
@@ -113,7 +115,8 @@ def lines(
     values = np.sort(frame[x].unique()) if is_number else frame[x].unique()
     places = {value: value if is_number else place for place, value in enumerate(values)}
     panels = list(frame.groupby(col)) if col else [("", frame)]
-    figure, grid = _panels(len(panels), looks)
+    labelled = len(looks) <= FEW and all(set(looks) == set(part[hue]) for _, part in panels)
+    figure, grid = _panels(len(panels), {} if labelled else looks)
     for axes, (value, part) in zip(grid, panels, strict=True):
         for name, line in part.assign(place=part[x].map(places)).sort_values("place").groupby(hue, sort=False):
             axes.errorbar(line["place"], line[y], _bars(line, y, low, high), **looks[name])
@@ -122,7 +125,10 @@ def lines(
     _scale(grid[0].yaxis, y, frame[y], "y" in log)
     if is_number and "x" in log and values[0] > 0:
         grid[0].set_xscale("log", base=2)
-    _label_ticks(grid, list(places.values()), [text_of(value) for value in values], turns=not is_number)
+    room = labelled * CHARACTER * (5 + max(len(look["label"]) for look in looks.values()))
+    _label_ticks(grid, list(places.values()), [text_of(value) for value in values], not is_number, room)
+    for axes, (_, part) in zip(grid, panels, strict=True) if labelled else ():
+        _label_ends(axes, part.assign(place=part[x].map(places)).sort_values("place").groupby(hue)[y].last(), looks)
     figure.supxlabel(heading(x), fontsize="medium")
     ends = []
     for names, line in along.groupby(keys, sort=False):
@@ -320,9 +326,24 @@ def _scale(axis: Any, name: str, values: pd.Series, is_log: bool) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{factor * value:,.10g}"))
 
 
-def _label_ticks(grid: Sequence[Axes], places: Sequence[float], labels: Sequence[str], turns: bool) -> None:
+def _label_ends(axes: Axes, ends: pd.Series, looks: Mapping[Any, dict[str, Any]]) -> None:
+    """Write the last value of each line next to the panel, in its colour; labels that would touch move apart."""
+    ends, spec = ends.sort_values(), axes.get_subplotspec()
+    heights = (axes.transData - axes.transAxes).transform([(1, value) for value in ends])[:, 1]
+    gap = 0.06 if spec.get_gridspec().ncols == 1 else 0.085  # type: ignore[union-attr]
+    for _ in range(50):
+        overlap = np.clip(gap - np.diff(heights), 0, None) / 2
+        heights = heights + np.append(0, overlap) - np.append(overlap, 0)
+    for height, (name, value) in zip(heights, ends.items(), strict=True):
+        words = f"{text_of(value, str(ends.name))} {looks[name]['label'] if spec.is_last_col() else ''}"  # type: ignore[union-attr]
+        axes.text(1.02, height, words, color=looks[name]["color"], va="center", size=7.5, transform=axes.transAxes)
+
+
+def _label_ticks(
+    grid: Sequence[Axes], places: Sequence[float], labels: Sequence[str], turns: bool, room: float = 0.0
+) -> None:
     """A tick at each place of the horizontal axis; a label only where it doesn't touch the one before, or turned."""
-    inches = (WIDTH - 0.9) / grid[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    inches = (WIDTH - 0.9 - room) / grid[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
     at = grid[0].xaxis.get_transform().transform(np.asarray(places, float))
     at, end, shown = inches * (at - at[0]) / ((at[-1] - at[0]) or 1), -1.0, []
     for place, label in zip(at, labels, strict=True):

@@ -60,9 +60,9 @@ def _picture(run: Run) -> bytes:
     cases = cases[(cases["values"] == "normal") & (cases["head_dim"] == 128) & (cases["dtype"] == "bfloat16")]
     cases = cases[(cases["kv_len"] == cases["seq_len"]) & (cases["kv_heads"] == cases["heads"])]
     cases = cases[cases["batch"] * cases["seq_len"] == 16384]
-    names = ["kernel.best", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "peer.flash4", "peer.cudnn"]
+    names = ["kernel.best", "peer.flash4", "sdpa.auto", "sdpa.flash"]
     cases = cases[cases["implementation"].isin(names)]
-    figure = plot.lines(cases, "seq_len", "throughput_tflops", col="causal", title="causal: {}")
+    figure = plot.lines(cases, "seq_len", "throughput_tflops", col="causal")
     figure.savefig(buffer := io.BytesIO(), format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
