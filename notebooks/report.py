@@ -271,8 +271,8 @@ al.holds(
 
 # %% [markdown] tags=["published"]
 # **FlashAttention-3** is not on PyPI, and we did not time it. Table 6 has the throughput that its authors print for an
-# H100 [3, figure 5 on arXiv, float16], and that of our run `h100-2026-11-26` on H100s (bfloat16), at the same shapes.
-# Both count half of the FLOPs under the mask.
+# H100 [3, figure 5 on arXiv, float16]. Next to it is that of our run `h100-2026-11-26` on H100s (bfloat16), at the same
+# shapes. Both count half of the FLOPs under the mask.
 
 # %% tags=["published"]
 sizes = ["batch", "heads", "seq_len", "head_dim", "causal"]

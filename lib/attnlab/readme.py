@@ -98,11 +98,11 @@ def _results(run: Run) -> str:
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
     lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
     legend = (
-        f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. Each row "
-        "has the input distribution on which attnlab leads the fastest other least (`worst of`: of how many). The lead "
-        "has its 95 % interval, the error is the largest RMS error of the row. The worst case is bold. In the "
-        f"geometric mean over {len(fastest)} cases the lead is {lead}. The error is {ours['mean']:.2f} times that of "
-        f"cuDNN, and {ours['rms_ratio']:.2f} times at the worst ({ours['values']}, {ours['dtype']}).*"
+        f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. attnlab is "
+        "`kernel.best`. Each row has the input distribution with the least lead over the fastest other, and the number of "
+        "those timed (`worst of`). The lead has its 95 % interval, the error is the largest RMS error of the row. The "
+        f"worst case is bold. Geometric means over {len(fastest)} cases: lead {lead}; error {ours['mean']:.2f} times "
+        f"cuDNN's, and {ours['rms_ratio']:.2f} times at the worst ({ours['values']}, {ours['dtype']}).*"
     )
     return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n" + "\n".join(lines)
 

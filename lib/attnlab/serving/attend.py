@@ -189,7 +189,7 @@ def _of_lengths_forward(
 
 
 def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
-    """Lengths in int32; what that can't hold is more than a tensor holds."""
+    """Lengths in int32; those of int64 are cut to -1 and `most` before."""
     if lengths is None:
         return None
     return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32)
