@@ -7,7 +7,7 @@ import pytest
 from attnlab import __main__, simulate
 from attnlab.simulate import CELLS, CLAIMED, COLUMNS, COVERED, EFFECTS, EQUIVALENT, KINDS, RATIO_COVERED, WRONG
 
-PUBLISHED = simulate.load()
+PUBLISHED = pd.read_csv(simulate.path())
 SHARES = PUBLISHED.set_index(["kind", "replicates", "processes", "measure"])
 KNOWABLE = [cell for cell in CELLS if cell[1:] != (1, "differ")]
 """One process says nothing about others that differ; the table shows it, and the targets leave it out."""

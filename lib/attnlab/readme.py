@@ -60,8 +60,7 @@ def _picture(run: Run) -> bytes:
     cases = cases[(cases["values"] == "normal") & (cases["head_dim"] == 128) & (cases["dtype"] == "bfloat16")]
     cases = cases[(cases["kv_len"] == cases["seq_len"]) & (cases["kv_heads"] == cases["heads"])]
     cases = cases[cases["batch"] * cases["seq_len"] == 16384]
-    names = ["kernel.best", "peer.flash4", "sdpa.auto", "sdpa.flash"]
-    cases = cases[cases["implementation"].isin(names)]
+    cases = cases[cases["implementation"].isin(["kernel.best", "peer.flash4", "sdpa.auto", "sdpa.flash"])]
     figure = plot.lines(cases, "seq_len", "throughput_tflops", col="causal")
     figure.savefig(buffer := io.BytesIO(), format="svg", metadata={"Date": None})
     return buffer.getvalue()
@@ -99,8 +98,8 @@ def _results(run: Run) -> str:
     lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
     legend = (
         f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. attnlab is "
-        "`kernel.best`. Each row has the input distribution with the least lead over the fastest other, and the number of "
-        "those timed (`worst of`). The lead has its 95 % interval, the error is the largest RMS error of the row. The "
+        "`kernel.best`. Each row has the input distribution with the least lead over the fastest other, of those that "
+        "were timed (`worst of`). The lead has its 95 % interval, the error is the largest RMS error of the row. The "
         f"worst case is bold. Geometric means over {len(fastest)} cases: lead {lead}; error {ours['mean']:.2f} times "
         f"cuDNN's, and {ours['rms_ratio']:.2f} times at the worst ({ours['values']}, {ours['dtype']}).*"
     )

@@ -178,7 +178,8 @@ def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> di
     """The outcomes of one run: of 2 implementations that don't differ, and of 2 that do by each effect."""
     simulated = draw(cell, simulation, (0.0, *effects))
     settings: dict[str, Any] = {"resamples": RESAMPLES[cell.replicates], "seed": simulation, "tick": cell.kind.tick_us}
-    baseline, *candidates = (_by_card(side) for side in (simulated.baseline, *simulated.candidates))
+    sides: list[Any] = [simulated.baseline, *simulated.candidates]
+    baseline, *candidates = (np.split(side, CARDS) if cell.replicates == 5 else side for side in sides)
     median = stats.bootstrap_ci(baseline, **settings)
     none, *others = (stats.verdict(baseline, candidate, paired=True, **settings) for candidate in candidates)
     return {
@@ -188,10 +189,6 @@ def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> di
         CLAIMED: none.claimable,
         EQUIVALENT: none.decision == "equivalent",
     } | {power(effect): verdict.decision == "faster" for effect, verdict in zip(effects, others, strict=True)}
-
-
-def _by_card(samples: Array) -> Array | list[Array]:
-    return np.split(samples, CARDS) if len(samples) == 5 else samples
 
 
 def power(effect: float) -> str:
@@ -230,8 +227,3 @@ def path() -> Path:
 
 def write(table: pd.DataFrame, path: Path) -> None:
     write_atomically(path, table.to_csv(index=False, float_format="%.4f").encode())
-
-
-def load() -> pd.DataFrame:
-    """The published table: a row per kind, replicates, processes and measure."""
-    return pd.read_csv(path())

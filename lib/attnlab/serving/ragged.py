@@ -100,7 +100,7 @@ def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def padded(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, q_lens: Tensor | None, kv_lens: Tensor | None
 ) -> Tensor:
-    """The output for padded sequences with int32 lengths ``(batch,)``. Raises Unsupported where the kernel serves none."""
+    """The output for padded sequences with int32 lengths ``(batch,)``; Unsupported if the kernel can't serve them."""
     launch: Any = kernel().prepared(q, k, v, causal, scale).launch
     output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens)
     return output

@@ -241,7 +241,7 @@ def load(device_name: str) -> Tuning:
 
 
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
-    """By implementation, the hash of each kernel among `names` that is there, and of each user's function.
+    """The hash of each kernel among `names` that is there, and of each user's function, by implementation.
 
     A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. For `kernel.best`, it is a SHA-256 over
     the choices for this device and the hashes of the kernels that they name, which are returned too. For

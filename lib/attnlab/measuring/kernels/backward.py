@@ -284,7 +284,7 @@ _COMPILED: dict[Hashable, list[tuple[Any, Any]]] = {}
 
 
 def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> str:
-    """Why the kernel doesn't take tensors of which there is attention, after its name; empty if it does."""
+    """The reason why the kernel doesn't take tensors of which there is attention, after its name; empty if it does."""
     dtype, tiles = str(q.dtype).removeprefix("torch."), -(-q.shape[2] // min(x.rows for x in INSTANCES.values()))
     if not q.is_cuda or len({x.device for x in (q, k, v, out, lse, dout)}) > 1:
         return "takes tensors on one NVIDIA GPU"

@@ -117,7 +117,7 @@ def _encoded(tensor: Tensor, address: int, rows: int, sizes: Sequence[int], stri
 
 
 def refusal(tensor: Tensor) -> str:
-    """Why no map describes a tensor ``(batch, heads, seq_len, head_dim)``, to follow its name; empty if one does."""
+    """The reason why a tensor ``(batch, heads, seq_len, head_dim)`` has no map, to follow its name; empty if it has."""
     innermost, bytes_apart = tensor.stride()[-1], _bytes_apart(tensor)
     if innermost != 1:
         return f"has a stride of {innermost} between the elements of a row"

@@ -70,8 +70,7 @@ class RaggedLaunch(Launch):
         """Launch it where each sequence has its own number of keys and of queries, int32 tensors ``(batch,)``.
 
         Lengths are cut to the tensor's, and to 0; None stands for all. Under the mask the last query sees all keys of
-        its sequence. A query that sees no key gives 0. Rows behind a length are neither read nor
-        written.
+        its sequence. A query that sees no key gives 0. Rows behind a length are neither read nor written.
         """
         self._require_lengths(q.shape[0], kv_lens=kv_lens, q_lens=q_lens)
         return self._launch_both(q, k, v, q_lens, kv_lens, None)

@@ -116,7 +116,7 @@ def measure(job: Job) -> None:
 
 
 def require_unchanged(study: Study, manifest: Manifest) -> None:
-    """Raise Outdated unless a study's code (kernels, functions of a user's own) is as its run began with."""
+    """Raise Outdated unless a study's code (kernels, users' functions) is as its run began with."""
     before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
     changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:
