@@ -142,10 +142,9 @@ def dots(
     y: str = "candidate",
     low: str | None = "low",
     high: str | None = "high",
-    reference: float = 1.0,
     hue: str | None = None,
 ) -> NotebookFigure:
-    """A row for each value of `y`, from the top: `x` with its interval, against a vertical line at `reference`.
+    """A row for each value of `y`, from the top: `x` with its interval, against a vertical line at 1.
 
     Each value of `hue` has a mark in the row. Arguments and errors are those of `lines`.
     """
@@ -156,7 +155,7 @@ def dots(
         part = frame[frame[hue or y] == name]
         places = part[y].map(rows.index) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5)
         axes.errorbar(part[x], places, xerr=_bars(part, x, low, high), **look)
-    axes.axvline(reference, color="#444444", linewidth=0.9)
+    axes.axvline(1, color="#444444", linewidth=0.9)
     _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].stack(), True)
     axes.set_yticks(range(len(rows)), [_named(y, value) for value in rows])
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=heading(x))
@@ -320,7 +319,7 @@ def _scale(axis: Any, name: str, values: pd.Series, is_log: bool) -> None:
 
 
 def _label_ends(axes: Axes, ends: pd.Series, looks: Mapping[Any, dict[str, Any]]) -> None:
-    """Write the last value of each line, in the last column with its name. Labels that would touch move apart."""
+    """Write the last value of each line, in the last column with its name; labels that would touch move apart."""
     ends, spec = ends.sort_values(), axes.get_subplotspec()
     heights = (axes.transData - axes.transAxes).transform([(1, value) for value in ends])[:, 1]
     gap = 0.06 if spec.get_gridspec().ncols == 1 else 0.085  # type: ignore[union-attr]

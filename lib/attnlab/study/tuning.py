@@ -156,8 +156,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         Only instances count that serve this number of keys, and this layout, these heads and this scale, for any
         values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
         these rows. If this head_dim was not tuned, the choice is the ladder's last kernel that was chosen at another
-        one and serves the shape. It splits keys only where they may be split. Its `latency_us` is of the other
-        head_dim.
+        and serves the shape. It splits keys only where they may be split. Its `latency_us` is of the other head_dim.
 
         Raises:
             UserError: there is none, or a kernel changed since.

@@ -32,8 +32,7 @@ ONCE = ("panel", "loads", "counters")
 
 
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
-    """The manifest's fields of the machine (device, locked environment, ceilings, clocks, seconds of each shape), and
-    the seconds that the whole study will take on one."""
+    """The manifest's fields of the machine, and the seconds that the whole study will take on one."""
     device = devices.resolve(wanted)
     environment.lock()
     missing = [str(timing) for timing in study.timings if not cuda_events.available(device, timing)]
