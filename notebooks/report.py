@@ -42,10 +42,10 @@ of_target = al.where(verdicts, **timing, **here).set_index("values")
 bounded, best = (of_target[of_target.candidate == f"kernel.{name}"] for name in ("bounded", "best"))
 library = spread[~spread.index.str.startswith("kernel.")]
 al.holds(
-    "On NVIDIA H200s only our own kernels depend on the values: the latency of each of 9 library implementations varies "
-    "by at most 1.4 % over 15 input distributions. The latency of our `kernel.bounded` varies by 42 %: it is 1.25x "
-    "faster than PyTorch's choice on normal values, and 1.13x slower if heads have unlike scales. A benchmark on normal "
-    "values cannot tell. `kernel.best` is 1.23x to 1.29x faster on all 15 distributions.",
+    "On NVIDIA H200s only our own kernels depend on the values: the latency of each of 9 library implementations "
+    "varies by at most 1.4 % over 15 input distributions. The latency of our `kernel.bounded` varies by 42 %: it is "
+    "1.25x faster than PyTorch's choice on normal values, and 1.13x slower if heads have unlike scales. A benchmark on "
+    "normal values cannot tell. `kernel.best` is 1.23x to 1.29x faster on all 15 distributions.",
     at_target["values"].nunique() == 15 and len(library) == 9 and library.max() < 1.0145
     and round(spread["kernel.bounded"], 2) == 1.42 and round(bounded.speedup["normal"], 2) == 1.25
     and round(1 / bounded.speedup["scales"], 2) == 1.13 and bounded.decision["scales"] == "slower"
@@ -59,9 +59,9 @@ lead = (cases[~is_own & (cases.implementation != baseline)].groupby(axes).median
 long = lead[(lead.index.get_level_values("head_dim") == 128) & (lead.index.get_level_values("seq_len") >= 4096)]
 long = long[long.index.get_level_values("kv_heads") == long.index.get_level_values("heads")]
 al.holds(
-    "Its lead over the fastest library is 1.30 at D = 64 and 1.10 at D = 128, in the geometric mean over 80 cases. From "
-    "4,096 tokens on at D = 128, it is 1.05 to 1.08 without grouped heads. Its RMS error is 1.04 times that of cuDNN in "
-    "the mean, and 1.36 times at the worst.",
+    "Its lead over the fastest library is 1.30 at D = 64 and 1.10 at D = 128, in the geometric mean over 80 cases. "
+    "From 4,096 tokens on at D = 128, it is 1.05 to 1.08 without grouped heads. Its RMS error is 1.04 times that of "
+    "cuDNN in the mean, and 1.36 times at the worst.",
     len(lead) == 80 and np.exp(np.log(lead).groupby("head_dim").mean()).round(2).to_dict() == {64: 1.30, 128: 1.10}
     and [round(long.min(), 2), round(long.max(), 2)] == [1.05, 1.08]
     and by_name.loc["kernel.best", ["mean", "error"]].astype(float).round(2).to_list() == [1.04, 1.36],
@@ -262,8 +262,8 @@ saved = (both.baseline_us - both.candidate_us).unstack("clock")
 rest = (100 * (1 - saved.cupti / saved.device)).rename("pct").reset_index()
 short = rest[(both.baseline_us.unstack("clock").device < 15).array]
 al.holds(
-    "PyTorch's choice, cuDNN, sets memory to 0 before its kernel. `device` counts this memset and the gap after it, and "
-    "`cupti` does not: 17 % of the lead at the target, on normal values, is not attention. At the 8 shapes with a "
+    "PyTorch's choice, cuDNN, sets memory to 0 before its kernel. `device` counts this memset and the gap after it, "
+    "and `cupti` does not: 17 % of the lead at the target, on normal values, is not attention. At the 8 shapes with a "
     "latency below 15 µs it is 25 % to 64 %.",
     al.where(rest, **here, values="normal").pct.round().to_list() == [17] and len(short) == 8
     and short.pct.agg(["min", "max"]).round().to_list() == [25, 64],
@@ -294,8 +294,8 @@ ratios = ratios.assign(ours=rates["kernel.best"] / rates["sdpa.cudnn"], cudnn=ra
 al.holds(
     "Over the cuDNN of the same measurement, FlashAttention-3 has 0.98 to 1.14 times the throughput, and `kernel.best` "
     "1.11 to 1.21 times. cuDNN itself has 1.05 to 1.16 times the throughput here: that part of the distance belongs to "
-    "versions, clocks and cards. The editions of [3] differ: the abstract states up to 740 TFLOP/s in float16 on arXiv, "
-    "and up to 840 TFLOP/s in bfloat16 at NeurIPS, both without a shape.",
+    "versions, clocks and cards. The abstracts of [3] state up to 740 TFLOP/s in float16 on arXiv, and up to 840 "
+    "TFLOP/s in bfloat16 at NeurIPS, without a shape.",
     len(ratios) == 10 and ratios.agg(["min", "max"]).round(2).to_dict("list")
     == {"theirs": [0.98, 1.14], "ours": [1.11, 1.21], "cudnn": [1.05, 1.16]}
     and literature.query("source.str.startswith('shah2024') and quantity == 'highest throughput'").value.to_list()
@@ -305,17 +305,17 @@ al.holds(
 # %% [markdown]
 # ## 7 Threats to validity
 #
-# - **Machine.** Cards of the same model may differ, and so may other drivers and versions than those in the manifest.
+# - **Machine.** Other cards of this model, other drivers and versions may differ.
 # - **Distributions.** Models have others: these end at `sd 6` and a rise of 25. All heads of a batch have the same,
 #   except in `scales` and `captured`.
 # - **Shapes.** All distributions were timed at few shapes, and `normal` alone at most others.
-# - **Power.** Pauses between turns cool the device. Under a load without pauses the SM clock is lower.
+# - **Power.** Pauses between turns cool the device. A load without pauses lowers the SM clock.
 # - **Scope.** Forward passes alone, without dropout or bias. Student's $t$ assumes normal log medians.
 
 # %% [markdown] tags=["published"]
 # - **Tuning.** `kernel.best` was tuned on `normal`, `sd 6` and `rising 24`.
-# - **Where the lead ends.** In later trials of one process at D = 128 in float16, scores rise by 12 from each 64 keys to
-#   the next. `peer.flash4` is ahead there, by 1.12x (`kernels/NOTES.md`).
+# - **Where the lead ends.** If scores rise by 12 from each 64 keys to the next, `peer.flash4` is 1.12x faster at
+#   D = 128 in float16, in a later trial of one process (`kernels/NOTES.md`).
 
 # %% [markdown]
 # ## 8 Conclusion
@@ -334,9 +334,8 @@ al.holds(
 # 7. Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2024, arXiv 2309.17453.
 # 8. He, Strangely, Matrix Multiplications on GPUs Run Faster When Given "Predictable" Data, 2024.
 # 9. Kalibera and Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013.
-# 10. Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics, 1979.
+# 10. Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scand. J. Statistics, 1979.
 # 11. Bloom, Minimum Detectable Effects, Evaluation Review, 1995.
 # 12. Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15(6), 657-680, 1987.
 #
-# `make report RUN=<run>` computes this paper from the samples of a run. [06_verdicts](06_verdicts.ipynb) has all
-# comparisons, [01_environment](01_environment.ipynb) the machine.
+# `make report RUN=<run>` makes this paper from a run's samples. [06_verdicts](06_verdicts.ipynb) has all comparisons.
