@@ -1,4 +1,4 @@
-"""Sequences of unlike lengths, packed or padded: by the kernel that is for them, and by SDPA where it doesn't serve."""
+"""Sequences of unlike lengths, packed or padded: by `kernel.ragged`, or by SDPA where that doesn't serve them."""
 
 from contextlib import suppress
 from functools import cache, partial
