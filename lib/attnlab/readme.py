@@ -97,11 +97,11 @@ def _results(run: Run) -> str:
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
     lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
     legend = (
-        f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. attnlab is "
-        "`kernel.best`. Each row has the input distribution with the least lead over the fastest other, of those that "
-        "were timed (`worst of`). The lead has its 95 % interval, the error is the largest RMS error of the row. The "
-        f"worst case is bold. Geometric means over {len(fastest)} cases: lead {lead}; error {ours['mean']:.2f} times "
-        f"cuDNN's, and {ours['rms_ratio']:.2f} times at the worst ({ours['values']}, {ours['dtype']}).*"
+        f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. A shape is "
+        "batch, heads (of Q/K), queries (over keys), head dimension. attnlab is `kernel.best`. Each row has the input "
+        "distribution with its least lead over the fastest other, of N timed (`worst of`). The lead has its 95 % "
+        f"interval, the error is the largest RMS error. Bold: the worst case. Geometric means of {len(fastest)} cases: "
+        f"lead {lead}; error {ours['mean']:.2f} times cuDNN's, {ours['rms_ratio']:.2f} at worst ({ours['values']}).*"
     )
     return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n" + "\n".join(lines)
 

@@ -242,9 +242,8 @@ def load(device_name: str) -> Tuning:
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     """The hash of each kernel among `names` that is there, and of each user's function, by implementation.
 
-    A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. For `kernel.best`, it is a SHA-256 over
-    the choices for this device and the hashes of the kernels that they name, which are returned too. For
-    ``python.<module>.<function>``, it is the hash of the module's file.
+    A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. That of `kernel.best` is a SHA-256 over
+    the choices for this device and the hashes of their kernels, which are returned too. A function has its file's.
 
     Raises:
         UserError: `kernel.best` is among the names, and the file of the tuning holds none; a module is not found.
