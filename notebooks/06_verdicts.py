@@ -127,7 +127,8 @@ al.table(rates.join(effects), "The baseline against itself.")
 
 # %% [markdown]
 # In simulated runs the speedup is known: none, except in the last column. A row is a distribution of latencies.
-# A single replicate can't see that processes differ.
+# 5 replicates have 16 rounds and are on 3 cards, as at most shapes of the published run; 3 replicates have 24 rounds.
+# A single replicate, of 100 rounds, can't see that processes differ.
 
 # %%
 simulated = pd.read_csv(al.paths.REFERENCE / "calibration.csv")

@@ -41,7 +41,7 @@ def measure(
 ) -> schema.Run:
     """Check and time functions in turns, by the same rounds, checks and clocks as ``make measure``.
 
-    Each replicate is a process of its own, to which functions travel by cloudpickle.
+    Each replicate is a separate process, to which functions travel by cloudpickle.
 
     Args:
         implementations: functions ``(q, k, v, causal, scale=None) -> o`` by the names that the frames have: of cells,

@@ -51,7 +51,7 @@ PURPLES = ("#C9B3E6", "#B79DDB", "#A588D0", "#9372C5", "#815DBA", "#6A3FA0", "#5
 LOOKS |= {f"kernel.{name}": (colour, mark) for name, colour, mark in zip(LADDER, PURPLES, "ph<>d*8D", strict=True)}
 """Colour and marker of an implementation; the ladder of kernels goes from light to dark."""
 OTHERS = (("#C938FA", "x"), ("#05C705", "+"), ("#FA3838", "1"), ("#8EB946", "2"), ("#5B3894", "3"), ("#FA38C9", "4"))
-"""For implementations without a look of their own, in the order of their names."""
+"""For implementations without a look, in the order of their names."""
 SUBJECTS = ("implementation", "candidate", "baseline")
 LETTERS = {"batch": "B = ", "heads": "H = ", "seq_len": "S = ", "head_dim": "D = "}
 RATIO_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
@@ -90,16 +90,14 @@ def lines(
     low: str | None = None,
     high: str | None = None,
     log: str = "x",
-    title: str = "{}",
     colours: Mapping[Any, str] | None = None,
 ) -> NotebookFigure:
-    """A line for each value of `hue`, in a panel for each value of `col`.
+    """A line for each value of `hue`, in a panel for each value of `col`. Up to 4 have labels in place of a legend.
 
     Args:
         x: numbers; or texts, whose marks are not joined, in their order in the frame.
         low, high: columns with the ends of the intervals of y, drawn as bars.
         log: the logarithmic axes: "x", "y", "xy" or "".
-        title: of a panel; ``{}`` stands for the value of `col`.
         colours: by value of `hue`, in place of the usual ones.
 
     Raises:
@@ -112,17 +110,22 @@ def lines(
     looks = _looks(frame, hue, colours, last.index, line="-" if is_number else "none")
     values = np.sort(frame[x].unique()) if is_number else frame[x].unique()
     places = {value: value if is_number else place for place, value in enumerate(values)}
+    frame = frame.assign(place=frame[x].map(places)).sort_values("place")
     panels = list(frame.groupby(col)) if col else [("", frame)]
-    figure, grid = _panels(len(panels), looks)
+    labelled = len(looks) <= 4 and all(set(looks) == set(part[hue]) for _, part in panels)
+    figure, grid = _panels(len(panels), {} if labelled else looks)
     for axes, (value, part) in zip(grid, panels, strict=True):
-        for name, line in part.assign(place=part[x].map(places)).sort_values("place").groupby(hue, sort=False):
+        for name, line in part.groupby(hue, sort=False):
             axes.errorbar(line["place"], line[y], _bars(line, y, low, high), **looks[name])
-        axes.set_title(title.format(_named(col, value) if col else ""))
+        axes.set_title(_named(col, value) if col else "")
         axes.set_ylabel(heading(y) if axes.get_subplotspec().is_first_col() else "")  # type: ignore[union-attr]
     _scale(grid[0].yaxis, y, frame[y], "y" in log)
     if is_number and "x" in log and values[0] > 0:
         grid[0].set_xscale("log", base=2)
-    _label_ticks(grid, list(places.values()), [text_of(value) for value in values], turns=not is_number)
+    room = labelled * CHARACTER * (5 + max(len(look["label"]) for look in looks.values()))
+    _label_ticks(grid, list(places.values()), [text_of(value) for value in values], not is_number, room)
+    for axes, (_, part) in zip(grid, panels, strict=True) if labelled else ():
+        _label_ends(axes, part.groupby(hue)[y].last(), looks)
     figure.supxlabel(heading(x), fontsize="medium")
     ends = []
     for names, line in along.groupby(keys, sort=False):
@@ -139,24 +142,21 @@ def dots(
     y: str = "candidate",
     low: str | None = "low",
     high: str | None = "high",
-    reference: float = 1.0,
     hue: str | None = None,
-    log: str = "x",
-    colours: Mapping[Any, str] | None = None,
 ) -> NotebookFigure:
-    """A row for each value of `y`, from the top: `x` with its interval, against a vertical line at `reference`.
+    """A row for each value of `y`, from the top: `x` with its interval, against a vertical line at 1.
 
     Each value of `hue` has a mark in the row. Arguments and errors are those of `lines`.
     """
     _require(frame, [y, hue], x, low, high)
-    rows, looks, several = list(frame[y].unique()), _looks(frame, hue or y, colours), frame[y].duplicated().any()
+    rows, looks, several = list(frame[y].unique()), _looks(frame, hue or y), frame[y].duplicated().any()
     figure, (axes,) = _panels(1, looks if hue else {}, len(rows) * (0.2 + several * 0.05 * len(looks)))
     for number, (name, look) in enumerate(looks.items()):
         part = frame[frame[hue or y] == name]
         places = part[y].map(rows.index) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5)
         axes.errorbar(part[x], places, xerr=_bars(part, x, low, high), **look)
-    axes.axvline(reference, color="#444444", linewidth=0.9)
-    _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].stack(), "x" in log)
+    axes.axvline(1, color="#444444", linewidth=0.9)
+    _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].stack(), True)
     axes.set_yticks(range(len(rows)), [_named(y, value) for value in rows])
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=heading(x))
     values = "; ".join(f"{_named(y, row[y])} {text_of(row[x], x)}" for _, row in frame.iterrows())
@@ -196,9 +196,7 @@ def heatmap(wide: pd.DataFrame, centre: float = 1.0, reach: float = 0.5, text: s
 
 
 @context(STYLE)
-def roofline(
-    cases: pd.DataFrame, ceilings: Any, hue: str = "implementation", colours: Mapping[Any, str] | None = None
-) -> NotebookFigure:
+def roofline(cases: pd.DataFrame, ceilings: Any, hue: str = "implementation") -> NotebookFigure:
     """Throughput over intensity, under the ceilings of memory, L2, exponentials and matrix products.
 
     The model is that of Williams, Waterman and Patterson (2009). Each score takes one exponential and 4 D FLOPs
@@ -220,7 +218,7 @@ def roofline(
     product = max(rates.get(f"{kind}.{dtypes[0]}", 0.0) for kind in ("matmul", "wgmma"))
     if not product * memory > 0:
         raise UserError(f"a roofline needs rates of copy and matmul.{dtypes[0]}; there are {', '.join(rates)}")
-    looks = _looks(cases, hue, colours)
+    looks = _looks(cases, hue)
     figure, (axes,) = _panels(1, looks, 3.2)
     for (name, is_causal), part in cases.groupby([hue, "causal"], sort=False):
         hollow = {"markerfacecolor": "none"} if is_causal else {}
@@ -262,7 +260,7 @@ def _require(frame: pd.DataFrame, keys: Sequence[str | None], *more: str | None)
 
 
 def _looks(
-    frame: pd.DataFrame, hue: str, colours: Mapping[Any, str] | None, order: Any = None, line: str = "none"
+    frame: pd.DataFrame, hue: str, colours: Mapping[Any, str] | None = None, order: Any = None, line: str = "none"
 ) -> dict[Any, dict[str, Any]]:
     """Colour, marker, line and label for each value of a column, as arguments of a plot."""
     names = sorted(frame[hue].unique())
@@ -320,12 +318,25 @@ def _scale(axis: Any, name: str, values: pd.Series, is_log: bool) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{factor * value:,.10g}"))
 
 
-def _label_ticks(grid: Sequence[Axes], places: Sequence[float], labels: Sequence[str], turns: bool) -> None:
+def _label_ends(axes: Axes, ends: pd.Series, looks: Mapping[Any, dict[str, Any]]) -> None:
+    """Write the last value of each line, in the last column with its name; labels that would touch move apart."""
+    ends, spec = ends.sort_values(), axes.get_subplotspec()
+    heights = (axes.transData - axes.transAxes).transform([(1, value) for value in ends])[:, 1]
+    gap = 0.06 if spec.get_gridspec().ncols == 1 else 0.085  # type: ignore[union-attr]
+    for _ in range(50):
+        overlap = np.clip(gap - np.diff(heights), 0, None) / 2
+        heights = heights + np.append(0, overlap) - np.append(overlap, 0)
+    for height, (name, value) in zip(heights, ends.items(), strict=True):
+        words = f"{text_of(value, str(ends.name))} {looks[name]['label'] if spec.is_last_col() else ''}"  # type: ignore[union-attr]
+        axes.text(1.02, height, words, color=looks[name]["color"], va="center", size=7.5, transform=axes.transAxes)
+
+
+def _label_ticks(grid: Sequence[Axes], places: Sequence[float], texts: Sequence[str], turns: bool, room: float) -> None:
     """A tick at each place of the horizontal axis; a label only where it doesn't touch the one before, or turned."""
-    inches = (WIDTH - 0.9) / grid[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    inches = (WIDTH - 0.9 - room) / grid[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
     at = grid[0].xaxis.get_transform().transform(np.asarray(places, float))
     at, end, shown = inches * (at - at[0]) / ((at[-1] - at[0]) or 1), -1.0, []
-    for place, label in zip(at, labels, strict=True):
+    for place, label in zip(at, texts, strict=True):
         fits = turns or place - CHARACTER * len(label) / 2 > end
         end = place + CHARACTER * (len(label) / 2 + 1) if fits else end
         shown.append(label if fits else "")

@@ -182,8 +182,8 @@ def independent_blocks(sides: Sequence[Side], paired: bool) -> list[Side] | None
 
     Several replicates are blocks. A single replicate whose samples resemble their neighbours is cut into STRETCHES
     stretches of equal length (batching: Schmeiser 1982, Operations Research 30:556; for quantiles Nakayama 2014, ACM
-    TOMACS 24(4)). With 100 samples and a lag-1 correlation of 0.7, 5 stretches cover 93 % of the time, 10 cover 90 %,
-    and single samples cover 65 %. Paired sides are cut alike.
+    TOMACS 24(4)). Of 100 samples with a lag-1 correlation of 0.7, 5 stretches cover 93 % of the time, single samples
+    65 %. Paired sides are cut alike.
     """
     single = [side[0] for side in sides if len(side) == 1]
     if len(single) == len(sides):
@@ -341,7 +341,7 @@ def ratio_ci(
 def smallest_effect(
     baseline: Samples, control: Samples, resamples: int = RESAMPLES, tick: float = 0.0, paired: bool = False
 ) -> float:
-    """The smallest effect that could be told from none, from the baseline against itself (A/A).
+    """The smallest effect that the comparison of the baseline with itself (A/A) lets a run detect.
 
     A fraction: 0.01 is a median 1 % apart. It is the larger of 2. One is the effect that a test at level ALPHA finds
     with probability POWER: (t(1 - ALPHA/2) + t(POWER)) standard errors of the log ratio (Bloom 1995, Minimum detectable

@@ -1,11 +1,11 @@
-"""Check and time the backward pass beside SDPA's backends and flash-attn-4: minutes on an H200, and no run.
+"""Check and time the backward pass next to SDPA's backends and flash-attn-4: minutes on an H200, and no run.
 
 ``PYTHONPATH=lib python3 tools/gpu/backward.py cases times`` runs these parts, without names all, each in a process that
-ends after its seconds, and prints as it goes. `cases` and `values` print RMS errors of dQ, dK and dV against float64,
-and in brackets over those of the same formula in PyTorch and over SDPA's; a line begins with BAD where ours are over
-twice both. `repeats` compares the bits of calls, also while copies keep the memory busy. `times` and `flash4` print µs
-and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in turns;
-`kernels` how long each of our kernels takes, and other tilings.
+ends after its seconds, and prints as it goes. `cases` and `values` print RMS errors of dQ, dK and dV against float64.
+In brackets these are over those of the same formula in PyTorch and over SDPA's. A line begins with BAD where ours are
+over twice both. `repeats` compares the bits of calls, also while copies keep the memory busy. `times` and `flash4`
+print µs and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in
+turns. `kernels` prints the latency of each of our kernels, and of other tilings.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def _cases() -> None:
 
 
 def _values() -> None:
-    """All kinds of values that studies know, at two lengths, full and causal."""
+    """All input distributions of studies, full and causal."""
     for kind in values.STANDARD:
         for dtype, causal, head_dim in (("bfloat16", True, 128), ("float16", False, 128), ("bfloat16", False, 64)):
             _errors(Shape(2, 6, 1024, head_dim, causal, dtype, values=kind), 3)
@@ -155,7 +155,7 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def _sdpa_gradients(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> tuple[Tensor, ...]:
-    """Of whatever backend SDPA takes; a mask aligned to the end is handed over as one."""
+    """dQ, dK and dV by the backend that SDPA takes; a mask aligned to the end is handed over as one."""
     leaves: Any = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     square = q.shape[2] == k.shape[2]
     mask = None if square or not causal else ~masked(q.shape[2], k.shape[2], q.device)
@@ -172,7 +172,7 @@ def _sdpa_gradients(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool)
 
 
 def _repeats() -> None:
-    """The bits of twenty calls; the last ten while another stream copies."""
+    """The bits of 20 calls; the last 10 while another stream copies."""
     copied, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
     shapes = (
         (1, 3, 3, 1000, 128),

@@ -1,13 +1,12 @@
 """Check and time `kernel.ragged` on a GPU machine: minutes, and no run.
 
-``PYTHONPATH=lib python3 tools/gpu/ragged.py`` runs all parts, each in a process of its own that is ended after so many
-seconds; ``python3 tools/gpu/ragged.py times`` runs one. What is about to be launched is printed before, so that one
-sees which case hangs.
+``PYTHONPATH=lib python3 tools/gpu/ragged.py`` runs all parts, each in its own process, which is ended after the seconds
+of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed before its launch, to show which hangs.
 
 - smoke: one call each, from one block of one head to sequences of all kinds.
 - cases: random cases against float64, with NaN in neighbours and behind lengths, and the output's memory watched.
 - graph: a graph replayed with other lengths, and sequences alone and among others, bit by bit.
-- times: 32 sequences of 73 to 1,886 tokens and equal lengths of the same work, beside other implementations, in µs.
+- times: 32 sequences of 73 to 1,886 tokens and equal lengths of the same work, next to other implementations, in µs.
 """
 
 import random
@@ -43,7 +42,7 @@ UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 @dataclass
 class Batch:
-    """Sequences with so many queries and keys, packed or padded, and a call of them."""
+    """Sequences with their numbers of queries and keys, packed or padded, and a call of them."""
 
     queries: list[int]
     keys: list[int]
@@ -126,7 +125,7 @@ class Batch:
         return list(output[begin:end].split(self.queries))
 
     def worst(self, output: Tensor) -> tuple[float, str]:
-        """The largest error over what rounding allows, and which rows were written that are no sequence's."""
+        """The largest error over that of rounding, and a word on rows that were written and belong to no sequence."""
         found, words = 0.0, ""
         for number, (own, (q, k, v)) in enumerate(zip(self.outputs_of(output), self.parts, strict=True)):
             if number in self.holes or not len(q):
@@ -161,7 +160,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 
 
 def watched(call: Callable[[], Tensor]) -> Tensor:
-    """A call whose output lies in memory that holds nothing but SENTINEL."""
+    """A call whose output is in memory that holds nothing but SENTINEL."""
     like, outputs.like = outputs.like, lambda q, dtype=None: torch.empty_like(q, dtype=dtype).fill_(SENTINEL)
     try:
         return call()
@@ -251,7 +250,7 @@ def ends_of(*lengths: int) -> Tensor:
 
 
 def of_each(function: Callable[[Any], Tensor], each: Iterable[Any] = range(3)) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V by a function of each of three."""
+    """Q, K and V by a function of each of 3 items."""
     q, k, v = map(function, each)
     return q, k, v
 

@@ -54,7 +54,7 @@ def cache() -> Path:
 
 
 def users(path: Path) -> Path:
-    """The path of a user's own version of a file: the path itself, or for an installed file its place in `cache`."""
+    """The path of the user's version of a file: the path itself, or for an installed file its place in `cache`."""
     return cache() / path.relative_to(_INSTALLED) if path.is_relative_to(_INSTALLED) else path
 
 

@@ -37,7 +37,7 @@ def flags(architecture: str) -> tuple[str, ...]:
 
 
 def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -> str:
-    """Why a kernel doesn't compile, in one paragraph: its file, the line, the flags and the compiler's words."""
+    """The reason why a kernel doesn't compile: its file, the line, the flags and the compiler's words."""
     words, text = errors(log), "".join(map(ladder.code, ladder.texts(rung).values()))
     kernels = re.findall(r"__global__[^;{]*?\b(?!__)([A-Za-z_]\w*)\s*\(", text)
     if rung.function not in kernels and words and all("__nv_name_map" in line for line in words):

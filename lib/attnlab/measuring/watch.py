@@ -24,7 +24,7 @@ class Spoiled(Exception):
 SIZE = 4096
 _HEAD = struct.Struct("?ddH")
 Failures = dict[tuple[str, str], str]
-"""Why an implementation failed, by its name and the place: the key of a shape, or "" for everywhere."""
+"""The reason why an implementation failed, by its name and the place: the key of a shape, or "" for everywhere."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def failed(failures: Failures, step: WatchedStep) -> bool:
 
 
 def failure(implementation: str, place: str = "") -> str:
-    """Why an implementation can't be called at a place, since it ended a process there or everywhere; "" if it can."""
+    """How an implementation ended a process at a place or everywhere, and isn't called there; "" if it may be."""
     return _failures.get((implementation, ""), "") or _failures.get((implementation, place), "")
 
 

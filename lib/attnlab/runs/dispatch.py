@@ -227,8 +227,7 @@ def _place(shape: Shape) -> tuple[float, ...]:
     """The place of a shape among others, in doublings: by heads, queries, heads that share keys, and keys.
 
     Lengths count as whole tiles, except few queries, which share a tile with other heads. By the lengths themselves,
-    155 keys are next to 128, though cuDNN needs 2 tiles for 155 and 1 for 128. At 155 keys, cuDNN was called where
-    `kernel.best` takes half as long.
+    155 keys are next to 128, though cuDNN needs 2 tiles for 155 and 1 for 128.
     """
     queries = shape.seq_len if tuning.rows_of(shape) else TILE_QUERIES * math.ceil(shape.seq_len / TILE_QUERIES)
     keys = TILE_KEYS * math.ceil(shape.kv_len / TILE_KEYS)

@@ -46,7 +46,7 @@ def stale(run: Run) -> Changes:
 def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
     """The shapes at which `kernel.best` would launch another instance than in a run; None for all, empty for none.
 
-    If it changed at all, these include shapes at which a run doesn't tell the source of the launched kernel.
+    Once a kernel has changed, these include shapes at which a run doesn't name the source of its kernel.
     """
     same, launched = now.get(BEST) == run.manifest["kernels"][BEST], run.resources["implementation"] == BEST
     rows = run.resources[launched].drop_duplicates([*CASE, "function"]).to_dict("records")

@@ -1,6 +1,6 @@
 """Writing a run: block by block while it is measured, as whole tables at the end.
 
-While a run is recorded, each block of rows is a file of its own in ``parts/``. It is written to a temporary name,
+While a run is recorded, each block of rows is a separate file in ``parts/``. It is written to a temporary name,
 flushed and renamed, so a run that is killed at any moment holds whole blocks only. The name of a part holds the start
 of its SHA-256. Once nothing is missing, the parts become one Parquet file per table, whose hashes the manifest holds.
 """

@@ -37,12 +37,11 @@ def attend(
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
     At a shape that was not measured, the table estimates speedups by the nearest. Under another PyTorch than the
-    table's, only our kernels are chosen, by a margin. A layout that `attnlab.tune` measured comes before the table.
-    PyTorch's scaled_dot_product_attention is called where nothing is expected to be faster, without a GPU, where
-    gradients are needed, and where the chosen implementation doesn't serve these tensors. The first call on a GPU reads
-    the table: the one given to `use`, else the one that `make dispatch` wrote for this device, if any. Under
-    `torch.compile`, `attend` is the operator ``attnlab::attention``, with `kv_lens` ``attnlab::attention_of_lengths``.
-    It is SDPA where `v` has another shape than `k`.
+    table's, only our kernels are chosen, by a margin. A layout that `attnlab.tune` measured comes before the table. It
+    calls SDPA where nothing is expected to be faster, without a GPU, with gradients, where `v` has another shape than
+    `k`, and for tensors that the choice doesn't serve. The first call on a GPU reads the table: that of `use`, else
+    that of `make dispatch` for this device. Under `torch.compile`, `attend` is the operator ``attnlab::attention``, or
+    ``attnlab::attention_of_lengths`` with `kv_lens`.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
@@ -189,7 +188,7 @@ def _of_lengths_forward(
 
 
 def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
-    """Lengths in int32; what that can't hold is more than a tensor holds."""
+    """Lengths in int32; those of int64 are cut to -1 and `most` before."""
     if lengths is None:
         return None
     return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32)

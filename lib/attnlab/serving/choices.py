@@ -42,8 +42,7 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
     drew, even if a later study states them to measure them again: they show the value of the table elsewhere. At a
     shape of several runs, the last of them counts.
 
-    A run from which the table `before` was made counts even after `kernel.best` changed, at the shapes where it still
-    launches the instance in that table. The other shapes are left out.
+    After `kernel.best` changed, a run of the table `before` counts only at shapes where the instance is that table's.
 
     Args:
         several: runs as `frames.load` gives them.
@@ -85,8 +84,7 @@ class HeldOut:
     Attributes:
         timings: those of `CLOCKS` by which it was timed; `samples` are under these.
         names: the candidates, without kernels that have changed since.
-        served: the shapes that a table can have, each once for all distributions, without those at which
-            `kernel.best` changed while it is still a candidate.
+        served: the shapes that a table can have, each once, without those at which a candidate `kernel.best` changed.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""Sequences of unlike lengths, packed or padded: by the kernel that is for them, and by SDPA where it doesn't serve."""
+"""Sequences of unlike lengths, packed or padded: by `kernel.ragged`, or by SDPA where that doesn't serve them."""
 
 from contextlib import suppress
 from functools import cache, partial
@@ -22,7 +22,7 @@ from attnlab.study import ladder
 WHOLE = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 """Dtypes of lengths."""
 MOST_FEW = 128
-"""Above so many queries of a sequence the kernel is faster than one that splits keys, which few queries need."""
+"""The most queries of a sequence for which a kernel that splits keys is faster."""
 
 
 @cache
@@ -125,7 +125,7 @@ def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def padded(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, q_lens: Tensor | None, kv_lens: Tensor | None
 ) -> Tensor:
-    """What the kernel makes of padded sequences, with int32 lengths; raises Unsupported where it doesn't serve them."""
+    """The output for padded sequences with int32 lengths ``(batch,)``; Unsupported if the kernel can't serve them."""
     launch: Any = kernel().prepared(q, k, v, causal, scale).launch
     output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens)
     return output

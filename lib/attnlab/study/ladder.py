@@ -213,7 +213,7 @@ class Rung(Recorded):
 
     @property
     def ragged(self) -> bool:
-        """Whether each sequence has lengths of its own, which the device knows."""
+        """Whether each sequence has its own lengths, which the device knows."""
         return self.parameters == "ragged"
 
     @property

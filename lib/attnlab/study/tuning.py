@@ -155,9 +155,8 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
 
         Only instances count that serve this number of keys, and this layout, these heads and this scale, for any
         values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
-        these rows. If this head_dim was not tuned, the choice is the last kernel of the ladder that was chosen at
-        another head_dim, serves the shape, and splits keys only where they may be split. Its `latency_us` is then of
-        the other head_dim.
+        these rows. If this head_dim was not tuned, the choice is the ladder's last kernel that was chosen at another
+        and serves the shape. It splits keys only where they may be split. Its `latency_us` is of the other head_dim.
 
         Raises:
             UserError: there is none, or a kernel changed since.
@@ -243,11 +242,10 @@ def load(device_name: str) -> Tuning:
 
 
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
-    """By implementation, the hash of each kernel among `names` that is there, and of each user's function.
+    """The hash of each kernel among `names` that is there, and of each user's function, by implementation.
 
-    A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. For `kernel.best`, it is a SHA-256 over
-    the choices for this device and the hashes of the kernels that they name, which are returned too. For
-    ``python.<module>.<function>``, it is the hash of the module's file.
+    A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. That of `kernel.best` is a SHA-256 over
+    the choices for this device and the hashes of their kernels, which are returned too. A function has its file's.
 
     Raises:
         UserError: `kernel.best` is among the names, and the file of the tuning holds none; a module is not found.

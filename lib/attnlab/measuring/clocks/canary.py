@@ -35,7 +35,7 @@ class Sighting:
 
     @property
     def hits_pct(self) -> float:
-        """The share of lines whose time was nearer to that of a hit than to that of a miss."""
+        """The percentage of lines whose time was nearer to that of a hit than to that of a miss."""
         return 100 * float(np.mean(self.cycles < (self.hit_cycles + self.miss_cycles) / 2))
 
 

@@ -51,7 +51,7 @@ def attend(
 def _unfit(
     q: Tensor, k: Tensor, v: Tensor, scales: Sequence[Tensor], causal: bool, scale: float | None, dtype: torch.dtype
 ) -> str:
-    """Why nothing computes attention of these; empty if something does."""
+    """The reason why no kernel or formula computes attention of these; empty if one does."""
     scaled = {"q": q, "k": k, "v": v}
     for name, tensor in scaled.items():
         if not isinstance(tensor, Tensor) or tensor.dtype != E4M3:

@@ -89,7 +89,7 @@ class Check:
 
     @property
     def reason(self) -> str:
-        """Why a check failed."""
+        """The reason why a check failed."""
         wrong = not self.error.within(self.allowed)
         unit = Error(self.allowed.maximum / GATE_FACTOR, self.allowed.mean / GATE_FACTOR)
         of = "" if self.output == OUTPUTS[0] else f" of {self.output}"

@@ -42,7 +42,7 @@ def before_inputs(call: Call, inputs: tuple[Tensor, ...], values: tuple[Tensor, 
 
 
 def captured(call: Call) -> Replay:
-    """One call as a graph with a memory pool of its own. The call must have been made at least once before.
+    """One call as a graph with its own memory pool. The call must have been made at least once before.
 
     Raises:
         NotCaptured: CUDA refused; the message is its reason. torch remains usable.

@@ -1,7 +1,7 @@
 """The reference: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
 
-The oracle takes too long to run after each sample. It checks the reference itself once for each shape, and again on the
-inputs of an output that is farther off than the first values allow.
+The oracle takes too long to run after each sample. It checks the reference itself once for each shape, and again on
+the inputs of an output that is farther off than its bound.
 """
 
 import math
@@ -116,7 +116,7 @@ class ReferenceCheck:
         return self._seen[window]
 
     def widened(self, output: Tensor, window: int) -> Tensor:
-        """An output as it is compared."""
+        """An output as the numbers that are compared."""
         return self._operands.of(self._windows, window).widened(output)
 
     def bounds_on(self, gate: Gate, window: int) -> list[Bound]:

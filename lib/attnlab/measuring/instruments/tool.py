@@ -99,7 +99,7 @@ def window(call: Callable[[], object]) -> None:
 
 
 def reason(printed: str) -> str:
-    """Why a tool gave nothing: ncu's first error, else the last line that speaks of an error, else the last line."""
+    """The reason why a tool failed: ncu's first error, else the last line that names an error, else the last line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith((PLAN, '"'))]
     of_ncu = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     errors = [line for line in lines if "rror" in line]

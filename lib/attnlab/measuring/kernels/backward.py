@@ -47,7 +47,7 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """As `SharedStorage` in the source: K, V, rings of Q and dO, two dS, dQ, and what belongs to rows and steps."""
+        """As `SharedStorage` in the source: K, V, rings of Q and dO, 2 of dS, dQ, and numbers of rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
         of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
         small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 10)
@@ -83,7 +83,7 @@ class Gradients(ctypes.Structure):
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, causal: bool, scale: float, rows: int, ctas: int) -> "Gradients":
-        """The problem of such tensors, without addresses and strides, on a device that holds so many CTAs at once."""
+        """The problem of such tensors, without addresses and strides, on a device that holds `ctas` CTAs at once."""
         (batch, heads, queries, _), (_, kv_heads, keys, _) = q.shape, k.shape
         group, tiles, blocks = heads // kv_heads, -(-queries // rows), -(-keys // KEYS)
         # With fewer blocks than CTAs each is a task. Else two are one task, so that all take equally long.
@@ -129,7 +129,7 @@ class _Own(Parameters):
 
 
 class _Launches:
-    """Three launches for tensors of one layout, on the current device."""
+    """The 3 launches for tensors of one layout, on the current device."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, scale: float) -> None:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
@@ -284,7 +284,7 @@ _COMPILED: dict[Hashable, list[tuple[Any, Any]]] = {}
 
 
 def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> str:
-    """Why the kernel doesn't take tensors of which there is attention, after its name; empty if it does."""
+    """The reason why the kernel doesn't take tensors of which there is attention, after its name; empty if it does."""
     dtype, tiles = str(q.dtype).removeprefix("torch."), -(-q.shape[2] // min(x.rows for x in INSTANCES.values()))
     if not q.is_cuda or len({x.device for x in (q, k, v, out, lse, dout)}) > 1:
         return "takes tensors on one NVIDIA GPU"
@@ -302,7 +302,7 @@ def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Te
 
 
 def _compiled(dtype: str, instance: Tiling, causal: bool, device: int) -> list[Any]:
-    """The driver's handles of the three kernels on the current device."""
+    """The driver's handles of the 3 kernels on the current device."""
     key = (dtype, instance, causal, device)
     if key not in _COMPILED:
         names, driver = instance.expressions(dtype, causal), maps.driver()

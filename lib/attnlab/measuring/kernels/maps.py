@@ -50,9 +50,9 @@ def strided(tensor: Tensor, address: int, rows: int) -> bytes:
 
 
 def ragged(tensor: Tensor, address: int, rows: int) -> bytes:
-    """A map of all sequences of a tensor ``(batch, heads, seq_len, head_dim)``, each of which ends where it is told to.
+    """A map of the sequences, of any lengths, of a tensor ``(batch, heads, seq_len, head_dim)``.
 
-    Row r of a sequence of n rows that ends before row e of the tensor, in strides of rows from its beginning, is at
+    A sequence has n rows and ends before row e, counted in strides of rows from the tensor's beginning. Its row r is at
     ``(RAGGED_ROWS - n + r, head, e, RAGGED_ROWS)``. Rows behind the last are out of bounds: addresses are computed
     modulo 2^64, and the outermost stride takes RAGGED_ROWS rows back. Boxes are those of `strided`.
 
@@ -117,7 +117,7 @@ def _encoded(tensor: Tensor, address: int, rows: int, sizes: Sequence[int], stri
 
 
 def refusal(tensor: Tensor) -> str:
-    """Why no map describes a tensor ``(batch, heads, seq_len, head_dim)``, to follow its name; empty if one does."""
+    """The reason why a tensor ``(batch, heads, seq_len, head_dim)`` has no map, to follow its name; empty if it has."""
     innermost, bytes_apart = tensor.stride()[-1], _bytes_apart(tensor)
     if innermost != 1:
         return f"has a stride of {innermost} between the elements of a row"

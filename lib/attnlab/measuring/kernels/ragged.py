@@ -1,4 +1,4 @@
-"""Launches of a kernel of sequences of unlike lengths, as kernels/15_ragged.cu declares what it takes.
+"""Launches of a kernel of sequences of unlike lengths, with the arguments that kernels/15_ragged.cu declares.
 
 The lengths stay on the device: a first kernel reads them and lists the work for the second. So a graph may be replayed
 with other lengths.
@@ -22,7 +22,7 @@ BLOCK = 64
 DEALERS = 1024
 """Threads of the CTA that lists passes."""
 PASS_WORDS = 12
-"""The words of 4 bytes of a pass, and of what stands before all passes."""
+"""The words of 4 bytes of a pass, and of the header before all passes."""
 
 
 class Lengths(ctypes.Structure):
@@ -32,7 +32,7 @@ class Lengths(ctypes.Structure):
 
 
 class Dealing(ctypes.Structure):
-    """What lists the passes of all sequences: `pass_blocks` jobs each, for `ctas` CTAs, at most `room` of a head."""
+    """Arguments of the kernel that lists passes: `pass_blocks` jobs each, for `ctas` CTAs, at most `room` of a head."""
 
     _COUNTS = ("value_step", "out_step", "sequences", "kv_heads", "sharing", "pass_blocks", "tile_keys", "room", "ctas")
     _fields_ = (("queries", Lengths), ("keys", Lengths), *((name, ctypes.c_int) for name in _COUNTS))
@@ -69,9 +69,8 @@ class RaggedLaunch(Launch):
     ) -> Tensor:
         """Launch it where each sequence has its own number of keys and of queries, int32 tensors ``(batch,)``.
 
-        More than a tensor holds count as so many, and less than 0 as 0; None stands for all. Under the mask the last
-        query sees all keys of its sequence; one that sees no key gives 0. Rows behind a length are neither read nor
-        written.
+        Lengths are cut to the tensor's, and to 0; None stands for all. Under the mask the last query sees all keys of
+        its sequence. A query that sees no key gives 0. Rows behind a length are neither read nor written.
         """
         self._require_lengths(q.shape[0], kv_lens=kv_lens, q_lens=q_lens)
         return self._launch_both(q, k, v, q_lens, kv_lens, None)
@@ -80,7 +79,7 @@ class RaggedLaunch(Launch):
         """Launch it on sequences that follow each other in tensors ``(1, heads, tokens, head_dim)``.
 
         Sequence i has the rows from `cu_seqlens[i]` on, before `cu_seqlens[i + 1]`: int32 tensors ``(sequences + 1,)``.
-        What lies outside of a tensor counts as if it ended there. Rows of no sequence are neither read nor written.
+        A boundary outside of a tensor counts as its end. Rows of no sequence are neither read nor written.
         """
         self._require_lengths(cu_seqlens_q.numel(), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         return self._launch_both(q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q.numel() - 1)

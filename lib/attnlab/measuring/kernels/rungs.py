@@ -414,7 +414,7 @@ def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
 
 
 def _unlike_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """Why a kernel of plain self-attention can't serve such inputs, after the kernel's name; empty if it can."""
+    """The reason why a kernel of plain self-attention can't serve these inputs, after its name; empty if it can."""
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         return f"takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not {shapes}"
@@ -429,7 +429,7 @@ def serves_scale(scale: float | None) -> bool:
 
 
 def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """Why a kernel that takes views can't serve such inputs, after the kernel's name; empty if it can."""
+    """The reason why a kernel that takes views can't serve such inputs, after the kernel's name; empty if it can."""
     if refused := unlike_grouped(q, k, v, causal, scale):
         return refused
     if not serves_scale(scale):
@@ -439,7 +439,7 @@ def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | 
 
 
 def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """Why there is no attention of these, whose heads may be grouped, to follow a name; empty if there is."""
+    """The reason why q, k and v, maybe of grouped heads, have no attention, to follow a name; empty if they have."""
     shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
     if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"

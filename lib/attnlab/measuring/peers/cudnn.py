@@ -16,7 +16,7 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Implementation
 
 WAYS = ("COMPOSITE", "UNIFIED")
-"""cuDNN's 2 ways to carry out a graph of attention; each proposes plans of its own, or refuses."""
+"""cuDNN's 2 ways to carry out a graph of attention; each proposes its own plans, or refuses."""
 _plans: dict[Hashable, plans.Plan] = {}  # never emptied: captured graphs launch what a plan holds
 
 

@@ -100,7 +100,7 @@ def _copy(device: torch.device) -> Ceiling:
 
 
 def _no_kernels(device: torch.device) -> str:
-    """Why a ceiling that takes a kernel of our own is not measured here, or ""."""
+    """The reason why a ceiling that takes a kernel of our own is not measured here, or ""."""
     return NO_GPU if device.type != "cuda" else "" if find_spec("cupy") else NO_CUPY
 
 

@@ -132,7 +132,7 @@ def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
 
 
 def reason(error: Exception) -> str:
-    """Why something could not be timed, in one line."""
+    """The reason why a case could not be timed, in one line."""
     ours = isinstance(error, Unsupported | OutOfMemory | Broken)
     kind = "" if ours else "not installed: " if isinstance(error, ImportError) else f"{type(error).__name__}: "
     return kind + " ".join(str(error).split())

@@ -85,7 +85,7 @@ class Session:
         return zlib.crc32(f"{rules.SEED} {shape} {self.job.replicate} {purpose}".encode())
 
     def row(self, shape: Shape, subject: "Subject") -> Row:
-        """The columns that every table begins with which has a row for a case or its parts."""
+        """The first columns of every table with a row for a case or for its parts."""
         measured = {"replicate": self.job.replicate, "process": self.process}
         return {"implementation": subject.implementation.name, **shape.axes, **measured}
 

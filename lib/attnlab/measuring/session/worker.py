@@ -32,8 +32,7 @@ ONCE = ("panel", "loads", "counters")
 
 
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
-    """The manifest's fields of the machine (device, locked environment, ceilings, clocks, seconds of each shape), and
-    the seconds that the whole study will take on one."""
+    """The manifest's fields of the machine, and the seconds that the whole study will take on one."""
     device = devices.resolve(wanted)
     environment.lock()
     missing = [str(timing) for timing in study.timings if not cuda_events.available(device, timing)]
@@ -116,7 +115,7 @@ def measure(job: Job) -> None:
 
 
 def require_unchanged(study: Study, manifest: Manifest) -> None:
-    """Raise Outdated unless a study's code (kernels, functions of a user's own) is as its run began with."""
+    """Raise Outdated unless a study's code (kernels, users' functions) is as its run began with."""
     before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
     changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:

@@ -185,7 +185,7 @@ def kernel(
     threads: int = 0,
     shared_bytes: int = 0,
 ) -> NamedAttention | LadderKernel | SourceKernel:
-    """A kernel of the ladder by its name, or one of your own from a source.
+    """A kernel of the ladder by its name, or your own from a source.
 
     Args:
         source: CUDA C++, or the path of a .cu file. It needs `function`, `grid` and `threads` of a CTA, and may have

@@ -27,7 +27,7 @@ logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 PROTOTYPE = "The PyTorch API of nested tensors is in prototype stage"
 warnings.filterwarnings("ignore", message=PROTOTYPE)
 LONGEST_REASON = 300
-"""The most characters of a message of a user's own function."""
+"""The most characters of a message of a user's function."""
 NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
 """A warning with these words says nothing of why a backend refuses."""
 

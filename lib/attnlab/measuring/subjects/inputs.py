@@ -32,7 +32,7 @@ SIGNS = 2**16
 
 
 class Windows:
-    """Inputs in memory for a few heads more than a call takes, so that each call of a graph has a window of its own.
+    """Inputs in memory for a few heads more than a call takes, so that each call of a graph has its own window.
 
     No head's queries meet the same head's keys in 2 windows. So nothing that a call computes from both is of use to a
     later one. Neighbouring windows share nearly all of their memory, so that they fit a cache as one does. The windows
@@ -72,7 +72,7 @@ class Windows:
         return self.within(self.memory, window)
 
     def within(self, memory: Sequence[Tensor], window: int) -> Inputs:
-        """A window of other memory that has something for each head and row of the inputs', in the same order."""
+        """A window of other memory with an element or more for each head and row of the inputs', in the same order."""
         further = (window + 1) // 2 * self._step
         queries, keys = (0, further) if window % 2 else (further * self._shared, 0)
         shape = self.shape

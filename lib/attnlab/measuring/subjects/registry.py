@@ -1,4 +1,4 @@
-"""Every implementation by its name, callable, and functions of a user's own as implementations."""
+"""Every implementation by its name, callable, and users' functions as implementations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +29,7 @@ from attnlab.study import callables, implementations
 from attnlab.study.ladder import PREFIX
 
 PUT_BACK: dict[str, list[str]] = {}
-"""The settings of torch that functions of a user's own changed as they were imported, which was undone."""
+"""The settings of torch that users' functions changed as they were imported, which was undone."""
 _KNOWN = REGISTRY | {subject.name: subject for subject in fp8.SUBJECTS}
 
 
@@ -52,7 +52,7 @@ def find(name: str) -> Implementation:
 
 
 def _own(name: str) -> Implementation:
-    """The function of a user's own that a study calls ``python.<module>.<function>``.
+    """The user's function that a study calls ``python.<module>.<function>``.
 
     Raises:
         UserError: it is not there, is no function, or doesn't take ``(q, k, v, causal, scale)``.
@@ -73,7 +73,7 @@ def _own(name: str) -> Implementation:
 
 
 def of_function(name: str, call: Any, where: str) -> Implementation:
-    """A function of a user's own, or an object of `handles`, as the implementation `name`.
+    """A user's function, or an object of `handles`, as the implementation `name`.
 
     Raises:
         UserError: it is no function, or doesn't take ``(q, k, v, causal, scale)``; the message begins with `where`.
@@ -93,7 +93,7 @@ def of_function(name: str, call: Any, where: str) -> Implementation:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Inside, a function of a user's own is called: its error is a reason, and ends nothing but its case.
+    """Inside, a user's function is called: its error is a reason, and ends nothing but its case.
 
     Raises:
         Unsupported: it raised NotImplementedError or ValueError.

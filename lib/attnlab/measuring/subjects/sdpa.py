@@ -37,7 +37,7 @@ def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str
 
 
 def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
-    """The same for sequences that are packed end to end, as nested tensors of the jagged layout, without a copy."""
+    """SDPA of sequences that are packed end to end, as nested tensors of the jagged layout, without a copy."""
     begins = offsets(sequences, q.device)
     queries, keys, values = (
         torch.nested.nested_tensor_from_jagged(
