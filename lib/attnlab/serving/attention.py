@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.jit._trace import is_tracing
 
-from attnlab.serving import context
+from attnlab.serving import context, training
 from attnlab.serving.attend import attend
 
 SERVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -104,8 +104,12 @@ def _asked(
     if not type(q) is type(k) is type(v) is Tensor or q.is_nested or k.is_nested or v.is_nested:
         return None
     alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and q.dtype in SERVED
-    if q.dim() != 4 or k.shape != v.shape or not alike or context.needs_gradients(q, k, v):
+    if q.dim() != 4 or k.shape != v.shape or not alike:
         return None
+    if context.needs_gradients(q, k, v):
+        q, k, v = context.autocast(q, k, v)
+        if not training.serves(q, k, v, is_causal, scale):
+            return None
     (batch, heads, seq_len, head_dim), (kv_batch, kv_heads, kv_len, key_dim) = q.shape, k.shape
     if batch != kv_batch or head_dim != key_dim or (is_causal and seq_len != kv_len):
         return None
