@@ -154,7 +154,7 @@ class _Launches:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         """Launch them on torch's current stream."""
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dq, dk, dv = outputs.like(q), outputs.like(k), outputs.like(v)
         ends = 0
         # Held until all are launched: nobody else on this stream gets its memory before.
         workspace = torch.empty(
