@@ -6,8 +6,8 @@ runs of SDPA begin elsewhere: with weights of another seed, and with weights lar
 """
 
 import argparse
-import math
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import attnlab
 from attnlab.measuring.subjects.sdpa import sdpa
 
 LAYERS, WIDTH, LENGTH, BATCH, TOKENS = 6, 768, 1024, 16, 256
+GPU = torch.device("cuda")
 EVERY = 20
 """Steps from one printed loss to the next; each is the mean of so many."""
 Run = tuple[list[float], list[float]]
@@ -62,45 +63,46 @@ def text() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8)
 
 
-def train(attention: Attention, head_dim: int, steps: int, device: str, seed: int = 0, larger: float = 0.0) -> Run:
+def train(attention: Attention, head_dim: int, steps: int, seed: int = 0, larger: float = 0.0) -> Run:
     """The loss of each step, and its milliseconds; the initial weights of a seed are larger by this share."""
     torch.manual_seed(seed)
-    model, every = Model(head_dim, attention).to(device), text().to(device)
+    model, every = Model(head_dim, attention).to(GPU), text().to(GPU)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1 + larger)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     draws = torch.Generator().manual_seed(1)
     losses, events = [], []
     for _ in range(steps):
         begins = torch.randint(len(every) - LENGTH - 1, (BATCH, 1), generator=draws)
-        tokens = every[(begins + torch.arange(LENGTH + 1)).to(device)].long()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if device == "cuda" else (None, None)
-        begin and begin.record()
-        with torch.autocast(device, torch.bfloat16):
+        tokens = every[(begins + torch.arange(LENGTH + 1)).to(GPU)].long()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        with torch.autocast("cuda", torch.bfloat16):
             loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        end and end.record()
+        end.record()
         losses.append(loss.detach())
         events.append((begin, end))
     found = torch.stack(losses).tolist()
-    return found, [begin.elapsed_time(end) if begin else math.nan for begin, end in events]
+    return found, [begin.elapsed_time(end) for begin, end in events]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(torch.cuda.get_device_name() if device == "cuda" else device, f"{LAYERS} layers, {BATCH} x {LENGTH} bytes")
+    if not torch.cuda.is_available():
+        sys.exit("train: torch sees no NVIDIA GPU here")
+    print(torch.cuda.get_device_name(), f"{LAYERS} layers, {BATCH} x {LENGTH} bytes")
     for head_dim in (64, 128):
         runs = {
-            "SDPA": train(sdpa, head_dim, options.steps, device),
-            "other weights": train(sdpa, head_dim, options.steps, device, larger=2**-9),
-            "other seed": train(sdpa, head_dim, options.steps, device, seed=1),
-            "attend": train(attnlab.attend, head_dim, options.steps, device),
+            "SDPA": train(sdpa, head_dim, options.steps),
+            "other weights": train(sdpa, head_dim, options.steps, larger=2**-9),
+            "other seed": train(sdpa, head_dim, options.steps, seed=1),
+            "attend": train(attnlab.attend, head_dim, options.steps),
         }
         print(f"\nD = {head_dim}\n{'steps':>9} {' '.join(f'{name:>13}' for name in runs)}")
         for first in range(0, options.steps, EVERY):

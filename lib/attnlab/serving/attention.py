@@ -28,11 +28,11 @@ _lock = Lock()
 def attention() -> Iterator[None]:
     """Replace ``torch.nn.functional.scaled_dot_product_attention`` by `attend` within a block.
 
-    The function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout or
-    gradients, `is_causal` with unlike numbers of queries and keys, or unlike heads without `enable_gqa`. Or inputs
-    differ in dtype, device or head_dim, or don't have 4 dimensions. The function before is put back when the last of
-    nested or concurrent blocks ends; a saved function of the block calls it from then on. A function that another
-    library put in its place within the block stays.
+    The function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout, gradients
+    that our kernels don't serve, `is_causal` with unlike numbers of queries and keys, or unlike heads without
+    `enable_gqa`. Or inputs differ in dtype, device or head_dim, or don't have 4 dimensions. The function before is put
+    back when the last of nested or concurrent blocks ends; a saved function of the block calls it from then on. A
+    function that another library put in its place within the block stays.
 
     The block holds for all threads of the process. Code that imported the function by its name before, as in
     ``from torch.nn.functional import ...``, keeps PyTorch's. Under torch.compile there is no graph break.
