@@ -81,7 +81,7 @@ def test_strides_and_shapes_drawn_at_random(instance):
         try:
             output = kernel(q, k, v, causal, scale)
         except Unsupported as error:
-            assert kernel.rung.ragged and "whole rows apart" in str(error)
+            assert "whole rows apart" in str(error)  # of ragged alone
             continue
         check = Gate((q, k, v), causal, scale=scale).check(output)
         assert check.passed, f"{tuple(q.shape)}, {tuple(k.shape)}, {q.stride()}, {k.stride()}, {causal}, {check.reason}"

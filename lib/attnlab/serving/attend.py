@@ -14,7 +14,7 @@ from attnlab.measuring.kernels import best
 from attnlab.measuring.kernels.launch import layout
 from attnlab.measuring.subjects import sdpa
 from attnlab.measuring.subjects.implementation import Unsupported
-from attnlab.serving import calls, context, operator, ragged
+from attnlab.serving import calls, context, operator, ragged, training
 from attnlab.serving.calls import Ready, again, is_plain
 from attnlab.serving.context import needs_gradients
 
@@ -38,10 +38,14 @@ def attend(
 
     At a shape that was not measured, the table estimates speedups by the nearest. Under another PyTorch than the
     table's, only our kernels are chosen, by a margin. A layout that `attnlab.tune` measured comes before the table. It
-    calls SDPA where nothing is expected to be faster, without a GPU, with gradients, where `v` has another shape than
-    `k`, and for tensors that the choice doesn't serve. The first call on a GPU reads the table: that of `use`, else
-    that of `make dispatch` for this device. Under `torch.compile`, `attend` is the operator ``attnlab::attention``, or
+    calls SDPA where nothing is expected to be faster, without a GPU, where `v` has another shape than `k`, and for
+    tensors that the choice doesn't serve. The first call on a GPU reads the table: that of `use`, else that of
+    `make dispatch` for this device. Under `torch.compile`, `attend` is the operator ``attnlab::attention``, or
     ``attnlab::attention_of_lengths`` with `kv_lens`.
+
+    Where gradients are needed, the table is not asked. On a Hopper GPU our kernels compute both passes in float16 and
+    bfloat16, with 64 or 128 columns and at least 512 queries and keys, without `kv_lens`; SDPA does elsewhere. Such
+    gradients are the same bits each time. PyTorch's operations compute those that are differentiated again.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
@@ -84,7 +88,8 @@ def attend(
     if kv_lens is not None or q_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens, q_lens)
     if is_compiling():
-        if v.shape != k.shape or context.asks_for_sdpa():  # the operator refuses the former
+        # The operator refuses the first, and has no rules for the last.
+        if v.shape != k.shape or context.asks_for_sdpa() or context.is_transformed():
             return sdpa.sdpa(q, k, v, causal, scale)
         # Cast in the graph: PyTorch 2.11 takes one that was compiled under another dtype of autocast for the same.
         output: Tensor = torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
@@ -102,11 +107,16 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, autotune: bool = False) -> Tensor:
     """`attend` where nothing is traced, and anything may have been called last."""
-    if not is_plain(q, k, v):
+    plain = is_plain(q, k, v)
+    if (plain or training.is_traced(q, k, v)) and needs_gradients(q, k, v):
+        given = context.autocast(q, k, v)
+        if training.serves(*given, causal, scale):
+            return training.attention(*given, causal, scale)
+        if plain:
+            return calls.sdpa_of(*given, causal, scale)(*given)
+    if not plain:
         calls.require_attention(q, k, v, scale)
         return sdpa.sdpa(q, k, v, causal, scale)
-    if needs_gradients(q, k, v):
-        return calls.sdpa_of(q, k, v, causal, scale)(q, k, v)
     # Guards don't know to which dtype it casts, so that nothing is remembered as the last.
     casts = context.is_autocast(q.device)
     if casts:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.jit._trace import is_tracing
 from torch.nn.attention import varlen
 
-from attnlab.serving import context, ragged
+from attnlab.serving import context, ragged, training
 from attnlab.serving.attend import attend
 
 SERVED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -32,11 +32,11 @@ def attention() -> Iterator[None]:
     """Replace PyTorch's functions of attention by `attend` and `attend_ragged` within a block.
 
     These are ``torch.nn.functional.scaled_dot_product_attention`` and ``torch.nn.attention.varlen.varlen_attn``. The
-    function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout or gradients,
-    `is_causal` with unlike numbers of queries and keys, or unlike heads without `enable_gqa`. Or inputs differ in
-    dtype, device or head_dim, or don't have 4 dimensions. It also computes nested tensors that aren't jagged, that have
-    holes or are causal with other offsets of the keys; `varlen_attn` with windows, pages, `seqused_k` or `return_aux`;
-    and sequences of unlike lengths that `kernel.ragged` doesn't serve.
+    function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout, gradients
+    that our kernels don't serve, `is_causal` with unlike numbers of queries and keys, or unlike heads without
+    `enable_gqa`. Or inputs differ in dtype, device or head_dim, or don't have 4 dimensions. It also computes nested
+    tensors that aren't jagged, that have holes or are causal with other offsets of the keys; `varlen_attn` with
+    windows, pages, `seqused_k` or `return_aux`; and sequences of unlike lengths that `kernel.ragged` doesn't serve.
 
     The function before is put back when the last of nested or concurrent blocks ends; a saved function of the block
     calls it from then on. A function that another library put in its place within the block stays.
@@ -114,6 +114,10 @@ def _asked(
         return _asked_nested(q, k, v, is_causal, scale, enable_gqa)
     if not _is_served(q, k, v, scale) or q.dim() != 4:
         return None
+    if context.needs_gradients(q, k, v):
+        q, k, v = context.autocast(q, k, v)
+        if not training.serves(q, k, v, is_causal, scale):
+            return None
     (batch, heads, seq_len, head_dim), (kv_batch, kv_heads, kv_len, key_dim) = q.shape, k.shape
     if batch != kv_batch or head_dim != key_dim or (is_causal and seq_len != kv_len):
         return None
@@ -121,14 +125,14 @@ def _asked(
 
 
 def _is_served(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
-    """Whether there are no subclasses, other dtypes, gradients or modes that ask for SDPA itself."""
+    """Whether there are no subclasses, other dtypes or modes that ask for SDPA itself."""
     finite = scale is None or (isinstance(scale, int | float) and isfinite(scale))
     if not finite or is_tracing() or context.asks_for_sdpa() or not type(q) is type(k) is type(v) is Tensor:
         return False
     if q.is_nested or k.is_nested or v.is_nested:
         return False
     alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and q.dtype in SERVED
-    return alike and k.shape == v.shape and not context.needs_gradients(q, k, v)
+    return alike and k.shape == v.shape
 
 
 def _fit(heads: int, kv_heads: int, grouped: bool) -> bool:
@@ -174,7 +178,9 @@ def _asked_packed(
     """The call of the kernel for packed sequences, if nothing but the tensors' layouts may be unserved."""
     casts = q.dim() != 3 or (context.is_autocast(q.device) and q.dtype != torch.get_autocast_dtype(q.device.type))
     wholes = cu_q.dtype in ragged.WHOLE and cu_k.dtype in ragged.WHOLE
-    if casts or not wholes or not _is_served(q, k, v, scale) or not _fit(q.shape[1], k.shape[1], grouped):
+    if casts or not wholes or context.needs_gradients(q, k, v):
+        return None
+    if not _is_served(q, k, v, scale) or not _fit(q.shape[1], k.shape[1], grouped):
         return None
     return partial(ragged.by_kernel, q, k, v, cu_q, cu_k, causal, scale)
 

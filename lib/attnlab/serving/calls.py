@@ -201,8 +201,7 @@ def layout_words(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | N
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a kernel may compute it: it can read the tensors on a GPU, and nothing transforms the call."""
     plain = type(q) is type(k) is type(v) is KIND and q.is_cuda and context.in_memory(q, k, v)
-    transformed = torch._C._functorch.maybe_current_level() is not None or is_tracing()
-    return plain and not transformed and not context.asks_for_sdpa()
+    return plain and not context.is_transformed() and not is_tracing() and not context.asks_for_sdpa()
 
 
 def require_tensors(q: Any, k: Any, v: Any, **others: Any) -> None:

@@ -32,6 +32,12 @@ def asks_for_sdpa() -> bool:
     return not chooses or (_function_modes() > 0 and _replaces_functions())
 
 
+@assume_constant_result  # type: ignore[untyped-decorator]
+def is_transformed() -> bool:
+    """Whether functorch transforms calls, as in `torch.func.vmap`."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def _replaces_functions() -> bool:
     # A default device is a mode too, which leaves attention alone.
     return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())

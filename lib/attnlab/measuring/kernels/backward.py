@@ -28,6 +28,8 @@ ALIGNMENT = 256
 """Of each part of the workspace, in bytes."""
 MOST_TILES = 2**16
 """Of a head: a step holds a tile's number in 16 bits."""
+MOST_PATTERNS = 256
+"""Of heads whose steps are apart: multiprocessors of a device at most."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,6 @@ class _Launches:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
         ctas, rows = device.multi_processor_count, instance.rows
         self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
-        if max(problem.all_steps, problem.all_tiles * rows) > maps.MOST_ITEMS:
-            raise Unsupported(f"the backward kernel numbers steps and rows up to {maps.MOST_ITEMS:,}")
         self.dtype, self.grid = str(q.dtype).removeprefix("torch."), problem.grid(ctas)
         self.functions = _compiled(self.dtype, instance, causal, q.get_device())
         self.sizes = problem.workspace(instance.head_dim, rows)
@@ -154,7 +154,7 @@ class _Launches:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         """Launch them on torch's current stream."""
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dq, dk, dv = outputs.like(q), outputs.like(k), outputs.like(v)
         ends = 0
         # Held until all are launched: nobody else on this stream gets its memory before.
         workspace = torch.empty(
@@ -202,13 +202,9 @@ def backward(
         Unsupported: other tensors, another device than a Hopper GPU, or CuPy is missing.
         Broken: the kernels don't compile, or the driver refuses to launch them.
     """
-    if refused := rungs.unlike_grouped(q, k, v, causal, scale) or _refused(q, k, v, out, lse, dout):
+    if refused := unserved(q, k, v, causal, scale) or _refused(q, out, lse, dout):
         raise Unsupported(f"the backward kernel {refused}")
-    # What a map can't describe is copied: the gradient of a sum has strides of 0.
-    q, k, v, out, dout = (
-        x.clone(memory_format=torch.contiguous_format) if maps.refusal(x) or x.data_ptr() % maps.ALIGNMENT else x
-        for x in (q, k, v, out, dout)
-    )
+    q, k, v, out, dout = map(_mappable, (q, k, v, out, dout))  # the gradient of a sum has strides of 0
     device = q.get_device()
     with torch.cuda.device(device):
         tensors = (q, k, v, dout)
@@ -267,6 +263,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
     Raises:
         Unsupported: `kernel.lazy` doesn't serve such tensors.
     """
+    q, k, v = map(_mappable, (q, k, v))
     launch = _forward_kernel().prepared(q, k, v, causal, scale).launch
     assert isinstance(launch, SumsLaunch)
     return launch.with_sums(q, k, v)
@@ -283,22 +280,45 @@ _PREPARED: dict[Hashable, _Launches] = {}
 _COMPILED: dict[Hashable, list[tuple[Any, Any]]] = {}
 
 
-def _refused(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> str:
-    """The reason why the kernel doesn't take tensors of which there is attention, after its name; empty if it does."""
-    dtype, tiles = str(q.dtype).removeprefix("torch."), -(-q.shape[2] // min(x.rows for x in INSTANCES.values()))
-    if not q.is_cuda or len({x.device for x in (q, k, v, out, lse, dout)}) > 1:
+def unserved(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """Why `forward` and `backward` don't take such tensors, after a name; empty if they do. Any strides will do."""
+    if refused := rungs.unlike_grouped(q, k, v, causal, scale):
+        return refused
+    if q.device.type != "cuda" or not q.device == k.device == v.device:
         return "takes tensors on one NVIDIA GPU"
-    if torch.cuda.get_device_capability(q.device) != CAPABILITY:
-        return "is written for compute capability 9.0"
-    if dtype not in DTYPES or len({x.dtype for x in (q, k, v, out, dout)}) > 1:
+    dtype = str(q.dtype).removeprefix("torch.")
+    if dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
         return f"serves {' and '.join(DTYPES)}, not {dtype}"
     if q.shape[3] not in INSTANCES or not q.numel():
         return f"serves head dimensions {' and '.join(map(str, INSTANCES))}, not {tuple(q.shape)}"
-    if out.shape != q.shape or dout.shape != q.shape or lse.shape != q.shape[:3] or lse.dtype != torch.float32:
-        return "takes outputs and their gradients of the shape of Q, and a log-sum-exp in float32 for each of its rows"
-    if q.shape[0] > maps.MOST_BATCHES or q.shape[1] > maps.MOST_HEADS or tiles > MOST_TILES:
+    if not rungs.serves_scale(scale):
+        return f"takes a scale from {rungs.SMALLEST_SCALE:g} to {rungs.LARGEST_SCALE:g}"
+    (batch, heads, queries, _), tiles = q.shape, -(-q.shape[2] // min(x.rows for x in INSTANCES.values()))
+    if batch > maps.MOST_BATCHES or heads > maps.MOST_HEADS or tiles > MOST_TILES:
         return f"serves at most {maps.MOST_BATCHES} sequences, {maps.MOST_HEADS} heads and {MOST_TILES} tiles of a head"
+    # Heads whose tasks are at the same CTAs share their steps: see `Gradients.of`.
+    steps = heads // k.shape[1] * min(batch * k.shape[1], MOST_PATTERNS) * tiles * (-(-k.shape[2] // KEYS) + 1)
+    if max(steps, batch * heads * (queries + KEYS)) > maps.MOST_ITEMS:
+        return f"numbers steps and rows up to {maps.MOST_ITEMS:,}"
     return ""
+
+
+def _refused(q: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> str:
+    """Why the kernel doesn't take these with queries that it serves, after its name; empty if it does."""
+    if torch.cuda.get_device_capability(q.device) != CAPABILITY:
+        return "is written for compute capability 9.0"
+    if len({(x.device, x.shape) for x in (q, out, dout)}) > 1 or (lse.device, lse.shape) != (q.device, q.shape[:3]):
+        return "takes outputs and their gradients of the shape of Q, and a log-sum-exp for each of its rows"
+    if not q.dtype == out.dtype == dout.dtype or lse.dtype != torch.float32:
+        return "takes outputs and their gradients in the dtype of Q, and log-sum-exps in float32"
+    return ""
+
+
+def _mappable(tensor: Tensor) -> Tensor:
+    """A tensor, or its copy where no tensor map describes it."""
+    if maps.refusal(tensor) or tensor.data_ptr() % maps.ALIGNMENT:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 def _compiled(dtype: str, instance: Tiling, causal: bool, device: int) -> list[Any]:

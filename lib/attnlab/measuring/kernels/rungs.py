@@ -439,12 +439,14 @@ def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | 
 
 
 def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """The reason why q, k and v, maybe of grouped heads, have no attention, to follow a name; empty if they have."""
-    shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+    """Why there is no attention of these, whose heads may be grouped, to follow a name; empty if there is."""
+    takes = ""
     if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-        return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"
-    if not k.numel() or q.shape[1] % k.shape[1]:
-        return f"takes as many heads of K and V as divide those of Q, not {shapes}"
+        takes = "Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim)"
+    elif not k.numel() or q.shape[1] % k.shape[1]:
+        takes = "as many heads of K and V as divide those of Q"
+    if takes:
+        return f"takes {takes}, not {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
     if causal and q.shape[2] > k.shape[2]:
         return f"takes no more queries than keys under the causal mask, not {q.shape[2]} and {k.shape[2]}"
     if scale is not None and not 0 < scale < math.inf:

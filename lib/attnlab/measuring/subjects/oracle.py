@@ -59,11 +59,13 @@ def gradients(
 ) -> tuple[Tensor, ...]:
     """dQ, dK and dV of `composed`, from single operations, in the dtype of the inputs, and the log-sum-exp of each row.
 
+    dS is P∘(dO·Vᵀ - D), as kernels compute it: D is the sum of a row of dO∘O, at least in float32, of O as it is kept.
+
     Args:
         dout: the gradient of the output, of the shape of Q.
     """
     seq_len, kv_len, shared = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
-    factor = scale or 1 / math.sqrt(q.shape[3])
+    factor, wide = scale or 1 / math.sqrt(q.shape[3]), torch.promote_types(q.dtype, torch.float32)
     group = max(1, REFERENCE_CHUNK // (seq_len * kv_len))
     hidden = masked(seq_len, kv_len, q.device) if causal else None
     parts = []
@@ -73,11 +75,10 @@ def gradients(
         scores = (queries * factor) @ keys.transpose(1, 2)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
-        lse = scores.logsumexp(-1)
-        p = torch.exp(scores - lse.unsqueeze(-1))
-        dp = outer @ values.transpose(1, 2)
-        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * factor
-        parts.append((ds @ keys, ds.transpose(1, 2) @ queries, p.transpose(1, 2) @ outer, lse))
+        p = torch.softmax(scores, -1)
+        d = (outer * (p @ values).to(wide)).sum(-1, keepdim=True)
+        ds = (factor * p * (outer @ values.transpose(1, 2) - d)).to(q.dtype)
+        parts.append((ds @ keys, ds.transpose(1, 2) @ queries, p.transpose(1, 2) @ outer, scores.logsumexp(-1)))
     dq, dk, dv, lse = (torch.cat(each) for each in zip(*parts, strict=True))
     of_kv = (x.view(k.shape[0], k.shape[1], shared, kv_len, -1).sum(2) for x in (dk, dv))
     return dq.view(q.shape), *of_kv, lse.view(q.shape[:3])

@@ -1,0 +1,59 @@
+"""The gate for gradients: O, dQ, dK and dV of any function, on any input distribution."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from attnlab.measuring.gate.check import Check
+from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.subjects import inputs, oracle
+from attnlab.measuring.subjects.implementation import Attention, Numbers, Tensors, Unsupported, with_gradients
+from attnlab.study import values
+from attnlab.study.shapes import Shape
+
+
+def check_gradients(
+    attention: Attention,
+    shape: Shape,
+    kinds: Iterable[str] = values.STANDARD,
+    seed: int = 0,
+    device: torch.device | str = "cuda",
+    repeats: bool = True,
+) -> dict[str, Check]:
+    """Hold O, dQ, dK and dV of a function to float64: each to at most twice the error of `oracle.gradients`.
+
+    Args:
+        attention: ``(q, k, v, causal, scale) -> o``, which autograd differentiates, with a standard normal gradient.
+        shape: sizes, mask, dtype, layout and scale. With fewer than 8 heads of K chance decides where one key has
+            nearly all of the weight: the largest error of dK is that of one number of each head.
+        kinds: the input distributions. Those that don't fit the shape, such as captured ones, are left out.
+        repeats: whether all 4 have to be the same bits in each run.
+
+    Returns:
+        The check of the output that is the farthest off, by distribution.
+    """
+    device, scale, found = torch.device(device), shape.scale or None, {}
+    for kind in kinds:
+        try:
+            drawn = inputs.draw(shape.resized(values=kind), seed, device)
+        except Unsupported:
+            continue
+        noise = torch.randn(drawn[0].shape, generator=torch.Generator(device).manual_seed(seed), device=device)
+        given = (*drawn, noise.to(drawn[0].dtype))
+        call = partial(with_gradients, lambda *now: attention(*now, scale), given, shape.causal)
+        found[kind] = Gate(given, shape.causal, kind, scale=scale, numbers=_Kept(given)).examine(call, repeats=repeats)
+    return found
+
+
+class _Kept(Numbers):
+    """Inputs as they are, and the errors of a backward pass that has O as the forward pass kept it, rounded.
+
+    Autograd's own, of which `composed` consists, has the probabilities instead. It is more exact where one key has
+    nearly all of the weight: then the errors of both terms of dS cancel.
+    """
+
+    def composed(self, attention: Attention, compared: Tensors, causal: bool, scale: Any, heads: Any) -> Tensors:
+        q, k, v, dout = compared
+        return attention(q, k, v, causal), *oracle.gradients(q, k, v, dout, causal, scale)[:3]

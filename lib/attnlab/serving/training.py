@@ -1,0 +1,104 @@
+"""Attention whose gradients are needed: by our forward and backward kernels where both are faster than SDPA's."""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.compiler import assume_constant_result
+from torch.utils.flop_counter import sdpa_backward_flop_count
+
+from attnlab.measuring.kernels import backward
+from attnlab.measuring.subjects import oracle
+from attnlab.serving import context
+from attnlab.serving.operator import define, laid_out, of_each_head
+
+SHORTEST = 512
+"""Queries, and keys, from which on both passes are faster than SDPA's at all shapes that were measured."""
+
+
+def serves(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
+    """Whether `attention` takes such tensors, with any strides and addresses. torch.compile traces this."""
+    if q.device.type != "cuda" or q.ndim != 4 or k.ndim != 4 or q.shape[2] < SHORTEST or k.shape[2] < SHORTEST:
+        return False
+    return _is_ready(q.device.index) and not backward.unserved(q, k, v, causal, scale)
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _is_ready(device: int) -> bool:
+    return _readiness(device)
+
+
+@cache
+def _readiness(device: int) -> bool:
+    """Whether the kernels are written for this device, and the packages that launch them are installed."""
+    written = torch.cuda.get_device_capability(device) == backward.CAPABILITY
+    return written and all(find_spec(name) for name in ("cupy", "cuda", "cuda.bindings"))
+
+
+def is_traced(*tensors: Any) -> bool:
+    """Whether torch.compile traces a call with these, and nothing else transforms it."""
+    traced = all(isinstance(tensor, FakeTensor | FunctionalTensor) for tensor in tensors)
+    return traced and not context.is_transformed()
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """softmax(scale·Q·Kᵀ)·V of tensors that `serves` takes, for autograd, which keeps them, O and log-sum-exps.
+
+    The gradients are the same bits each time. Where they are to be differentiated again, PyTorch's operations compute
+    them in float32, with all scores in memory.
+    """
+    output: Tensor = _Attention.apply(q, k, v, causal, scale)
+    return output
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Any:
+        output, sums = torch.ops.attnlab.attention_forward(q, k, v, causal, scale)
+        ctx.save_for_backward(q, k, v, output, sums)
+        ctx.causal, ctx.scale = causal, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, output, sums = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            q, k, v, gradient = (tensor.float() for tensor in (q, k, v, gradient))
+            wide = oracle.gradients(q, k, v, gradient, ctx.causal, ctx.scale)[:3]
+            found = tuple(tensor.to(output.dtype) for tensor in wide)
+        else:
+            given = (q, k, v, output, sums, gradient, ctx.causal, ctx.scale)
+            found = torch.ops.attnlab.attention_backward(*given)
+        return (*found, None, None)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    output, sums = backward.forward(q, k, v, causal, scale)
+    return laid_out(output, q), sums
+
+
+def _backward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    return tuple(map(laid_out, backward.backward(q, k, v, *others), (q, k, v)))
+
+
+def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(q, *of_each_head(q, k, v))
+
+
+define(
+    "attention_forward",
+    "bool causal, float? scale) -> (Tensor, Tensor)",
+    _forward,
+    lambda q, *_: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
+define(
+    "attention_backward",
+    "Tensor out, Tensor lse, Tensor dout, bool causal, float? scale) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    lambda q, k, v, *_: tuple(map(torch.empty_like, (q, k, v))),
+    _flops,
+)

@@ -1,0 +1,121 @@
+"""Train a small causal transformer with SDPA and with attnlab.attend: a minute on an H200, and no run.
+
+``PYTHONPATH=lib python3 tools/gpu/train.py`` prints, for D = 64 and 128, the losses of 200 steps side by side, how far
+they are from SDPA's in the mean, and the median time of a step by CUDA events. All runs see the same tokens. Two more
+runs of SDPA begin elsewhere: with weights of another seed, and with weights larger by 2^-9, a rounding to bfloat16.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attnlab
+from attnlab.measuring.subjects.sdpa import sdpa
+
+LAYERS, WIDTH, LENGTH, BATCH, TOKENS = 6, 768, 1024, 16, 256
+GPU = torch.device("cuda")
+EVERY = 20
+"""Steps from one printed loss to the next; each is the mean of so many."""
+Run = tuple[list[float], list[float]]
+Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each after a normalisation."""
+
+    def __init__(self, head_dim: int, attention: Attention) -> None:
+        super().__init__()
+        self.head_dim, self.attention = head_dim, attention
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.before(x)).unflatten(2, (3, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(self.attention(q, k, v, True).transpose(1, 2).flatten(2))
+        return x + self.narrow(F.gelu(self.wide(self.between(x))))
+
+
+class Model(nn.Module):
+    """Bytes in, logits of the next bytes out."""
+
+    def __init__(self, head_dim: int, attention: Attention) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.Sequential(*(Block(head_dim, attention) for _ in range(LAYERS)))
+        self.last, self.logits = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        return self.logits(self.last(self.blocks(x)))
+
+
+def text() -> Tensor:
+    """The bytes of this project's own sources and pages."""
+    root = Path(__file__).resolve().parents[2]
+    files = sorted(path for suffix in ("py", "md", "cu", "cuh") for path in root.glob(f"[dkltn]*/**/*.{suffix}"))
+    return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8)
+
+
+def train(attention: Attention, head_dim: int, steps: int, seed: int = 0, larger: float = 0.0) -> Run:
+    """The loss of each step, and its milliseconds; the initial weights of a seed are larger by this share."""
+    torch.manual_seed(seed)
+    model, every = Model(head_dim, attention).to(GPU), text().to(GPU)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1 + larger)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    draws = torch.Generator().manual_seed(1)
+    losses, events = [], []
+    for _ in range(steps):
+        begins = torch.randint(len(every) - LENGTH - 1, (BATCH, 1), generator=draws)
+        tokens = every[(begins + torch.arange(LENGTH + 1)).to(GPU)].long()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        end.record()
+        losses.append(loss.detach())
+        events.append((begin, end))
+    found = torch.stack(losses).tolist()
+    return found, [begin.elapsed_time(end) for begin, end in events]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("train: torch sees no NVIDIA GPU here")
+    print(torch.cuda.get_device_name(), f"{LAYERS} layers, {BATCH} x {LENGTH} bytes")
+    for head_dim in (64, 128):
+        runs = {
+            "SDPA": train(sdpa, head_dim, options.steps),
+            "other weights": train(sdpa, head_dim, options.steps, larger=2**-9),
+            "other seed": train(sdpa, head_dim, options.steps, seed=1),
+            "attend": train(attnlab.attend, head_dim, options.steps),
+        }
+        print(f"\nD = {head_dim}\n{'steps':>9} {' '.join(f'{name:>13}' for name in runs)}")
+        for first in range(0, options.steps, EVERY):
+            means = [statistics.mean(losses[first : first + EVERY]) for losses, _ in runs.values()]
+            print(f"{first:4}-{first + EVERY - 1:4} {' '.join(f'{mean:13.4f}' for mean in means)}")
+        apart = (statistics.mean(map(abs, map(float.__sub__, runs["SDPA"][0], losses))) for losses, _ in runs.values())
+        print(f" distance {' '.join(f'{each:13.5f}' for each in apart)}")
+        took = [statistics.median(times[len(times) // 4 :]) for _, times in runs.values()]
+        print(
+            f"ms a step {' '.join(f'{each:13.2f}' for each in took)}\nSDPA over attend {took[0] / took[-1]:.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
