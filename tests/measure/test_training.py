@@ -78,7 +78,7 @@ SHAPES = [
     PLAIN,
     PLAIN.resized(causal=True, kv_heads=2, layout="tokens first"),
     PLAIN.resized(seq_len=17, kv_len=33, causal=True, scale=0.3),
-    PLAIN.resized(seq_len=8, kv_len=33, causal=True),  # too few for the kernels
+    PLAIN.resized(seq_len=8, kv_len=33, causal=True, kv_heads=1),  # too few for the kernels
 ]
 
 
@@ -114,7 +114,7 @@ def test_within_the_block_pytorchs_function_has_our_gradients(ran, compiled):
     with attnlab.attention():
         require_alike(drawn(), COMPILED(ours) if compiled else ours, PYTORCH)
         assert ran == ["forward", "backward"]
-        require_alike(drawn(SHAPES[3].resized(causal=False)), ours, PYTORCH)
+        require_alike(drawn(PLAIN.resized(seq_len=8)), ours, PYTORCH)
     assert len(ran) == 2
 
 

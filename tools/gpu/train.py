@@ -5,7 +5,6 @@ they are from SDPA's in the mean, and the median time of a step by CUDA events. 
 runs of SDPA begin elsewhere: with weights of another seed, and with weights larger by 2^-9, a rounding to bfloat16.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -20,8 +19,8 @@ from attnlab.measuring.subjects.sdpa import sdpa
 
 LAYERS, WIDTH, LENGTH, BATCH, TOKENS = 6, 768, 1024, 16, 256
 GPU = torch.device("cuda")
-EVERY = 20
-"""Steps from one printed loss to the next; each is the mean of so many."""
+STEPS, EVERY = 200, 20
+"""Steps of a run, and those of which a printed loss is the mean."""
 Run = tuple[list[float], list[float]]
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
@@ -63,7 +62,7 @@ def text() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8)
 
 
-def train(attention: Attention, head_dim: int, steps: int, seed: int = 0, larger: float = 0.0) -> Run:
+def train(attention: Attention, head_dim: int, seed: int = 0, larger: float = 0.0) -> Run:
     """The loss of each step, and its milliseconds; the initial weights of a seed are larger by this share."""
     torch.manual_seed(seed)
     model, every = Model(head_dim, attention).to(GPU), text().to(GPU)
@@ -73,7 +72,7 @@ def train(attention: Attention, head_dim: int, steps: int, seed: int = 0, larger
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     draws = torch.Generator().manual_seed(1)
     losses, events = [], []
-    for _ in range(steps):
+    for _ in range(STEPS):
         begins = torch.randint(len(every) - LENGTH - 1, (BATCH, 1), generator=draws)
         tokens = every[(begins + torch.arange(LENGTH + 1)).to(GPU)].long()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -91,21 +90,18 @@ def train(attention: Attention, head_dim: int, steps: int, seed: int = 0, larger
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("train: torch sees no NVIDIA GPU here")
     print(torch.cuda.get_device_name(), f"{LAYERS} layers, {BATCH} x {LENGTH} bytes")
     for head_dim in (64, 128):
         runs = {
-            "SDPA": train(sdpa, head_dim, options.steps),
-            "other weights": train(sdpa, head_dim, options.steps, larger=2**-9),
-            "other seed": train(sdpa, head_dim, options.steps, seed=1),
-            "attend": train(attnlab.attend, head_dim, options.steps),
+            "SDPA": train(sdpa, head_dim),
+            "other weights": train(sdpa, head_dim, larger=2**-9),
+            "other seed": train(sdpa, head_dim, seed=1),
+            "attend": train(attnlab.attend, head_dim),
         }
         print(f"\nD = {head_dim}\n{'steps':>9} {' '.join(f'{name:>13}' for name in runs)}")
-        for first in range(0, options.steps, EVERY):
+        for first in range(0, STEPS, EVERY):
             means = [statistics.mean(losses[first : first + EVERY]) for losses, _ in runs.values()]
             print(f"{first:4}-{first + EVERY - 1:4} {' '.join(f'{mean:13.4f}' for mean in means)}")
         apart = (statistics.mean(map(abs, map(float.__sub__, runs["SDPA"][0], losses))) for losses, _ in runs.values())

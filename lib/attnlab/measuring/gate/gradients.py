@@ -22,17 +22,14 @@ def check_gradients(
     device: torch.device | str = "cuda",
     repeats: bool = True,
 ) -> dict[str, Check]:
-    """Hold O, dQ, dK and dV of a function to float64: each to at most twice the error of `oracle.gradients`.
+    """The check of O, dQ, dK and dV on each of these input distributions that fits the shape: of the one farthest off.
+
+    Each may have twice the error of `oracle.gradients` against float64. With fewer than 8 heads of K chance decides
+    where one key has nearly all of the weight: the largest error of dK is that of one number of each head.
 
     Args:
-        attention: ``(q, k, v, causal, scale) -> o``, which autograd differentiates, with a standard normal gradient.
-        shape: sizes, mask, dtype, layout and scale. With fewer than 8 heads of K chance decides where one key has
-            nearly all of the weight: the largest error of dK is that of one number of each head.
-        kinds: the input distributions. Those that don't fit the shape, such as captured ones, are left out.
+        attention: ``(q, k, v, causal, scale) -> o``, which autograd differentiates, from a standard normal gradient.
         repeats: whether all 4 have to be the same bits in each run.
-
-    Returns:
-        The check of the output that is the farthest off, by distribution.
     """
     device, scale, found = torch.device(device), shape.scale or None, {}
     for kind in kinds:
@@ -48,10 +45,9 @@ def check_gradients(
 
 
 class _Kept(Numbers):
-    """Inputs as they are, and the errors of a backward pass that has O as the forward pass kept it, rounded.
+    """The framework's errors are those of a backward pass that has O as the forward pass kept it, rounded.
 
-    Autograd's own, of which `composed` consists, has the probabilities instead. It is more exact where one key has
-    nearly all of the weight: then the errors of both terms of dS cancel.
+    Autograd's own has the probabilities instead: where one key has nearly all of the weight, errors of dS cancel.
     """
 
     def composed(self, attention: Attention, compared: Tensors, causal: bool, scale: Any, heads: Any) -> Tensors:
