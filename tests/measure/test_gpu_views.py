@@ -80,9 +80,10 @@ def test_strides_and_shapes_drawn_at_random(instance):
         k, v = (drawn_view(chance, batch, kv_heads, kv_len, tile.head_dim) for _ in range(2))
         try:
             output = kernel(q, k, v, causal, scale)
-        except Unsupported as error:
-            assert "whole rows apart" in str(error)  # of ragged alone
-            continue
+        except Unsupported:
+            if not kernel.rung.ragged:
+                raise
+            continue  # sequences that aren't whole rows apart
         check = Gate((q, k, v), causal, scale=scale).check(output)
         assert check.passed, f"{tuple(q.shape)}, {tuple(k.shape)}, {q.stride()}, {k.stride()}, {causal}, {check.reason}"
 
