@@ -758,7 +758,12 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
                                  rescale_packed, recompute);
                 continue;
             }
-        const bool rescale = exponentiate(false);
+        // Once, as no scale is this NaN: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
+        // Three consumers at D = 64 would spill.
+        constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && !RAGGED && (D > 64 || P::CONSUMERS != 3);
+        bool rescale;
+        do rescale = exponentiate(false);
+        while (ENDS_BLOCK && __float_as_int(problem.scale) == 0x7FC12345);
         arrive_for_warp(empty + 16 * k_state.index());
         finish_products<0>(product);
         if (!ends) {

@@ -83,11 +83,12 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
 #pragma unroll
         for (int n = SCORES - LATE; n < SCORES; ++n) s[n] = exp2_approx(s[n]);
     }
-    // Ends a block of instructions, as ptxas would move a wait to its beginning; no scale is this NaN. Late scores stay before it.
-    __device__ __forceinline__ void end_block(float (&s)[SCORES], int late) const {
+    // Ends a block of instructions, as ptxas would move a wait to its beginning. No scale is such a NaN, another one at each place:
+    // ptxas remembers which it was not. Late scores stay before it.
+    template <int LATE> __device__ __forceinline__ void end_block(float (&s)[SCORES]) const {
 #pragma unroll
-        for (int n = SCORES - late; n < SCORES; ++n) asm volatile("" : "+f"(s[n]));
-        if (__float_as_int(scale_log2) == 0x7FC12345) asm volatile("trap;");
+        for (int n = SCORES - LATE; n < SCORES; ++n) asm volatile("" : "+f"(s[n]));
+        if (__float_as_int(scale_log2) == 0x7FC12345 + LATE) asm volatile("trap;");
     }
     // A job's first tile.
     template <typename Recompute>
@@ -133,7 +134,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
             if (n < SCORES - OTHERS) s[n] = exp2_approx(s[n]);
         }
         if (OTHERS) {
-            end_block(s, OTHERS);
+            end_block<OTHERS>(s);
             wait();
             exponentiate_late<OTHERS>(s);
             pack();

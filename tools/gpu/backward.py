@@ -2,9 +2,9 @@
 
 ``PYTHONPATH=lib python3 tools/gpu/backward.py cases times`` runs these parts, without names all, each in a process that
 ends after its seconds, and prints as it goes. `cases`, `values` and `repeats` hold O, dQ, dK and dV to the gate for
-gradients, the last while copies keep the memory busy; a line begins with BAD where it fails. `times` and `flash4` print
-µs and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in turns;
-`kernels` how long each of our kernels takes, and other tilings.
+gradients, the last while copies keep the memory busy. A line begins with BAD where it fails. `times` and `flash4` print
+µs and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in turns.
+`kernels` prints the latency of each of our kernels, and of other tilings.
 """
 
 import argparse
@@ -97,13 +97,13 @@ def _cases() -> None:
 
 
 def _values() -> None:
-    """All kinds of values that studies know, full and causal."""
+    """All input distributions that studies know, full and causal."""
     for dtype, causal, head_dim in (("bfloat16", True, 128), ("float16", False, 128), ("bfloat16", False, 64)):
         _check(Shape(2, 8, 1024, head_dim, causal, dtype), STANDARD, 3)
 
 
 def _check(shape: Shape, kinds: Sequence[str], seed: int) -> bool:
-    """Print a line for each kind of values; whether all pass."""
+    """Print a line for each input distribution; whether all pass."""
     passed = True
     for kind in kinds:
         try:

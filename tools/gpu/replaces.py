@@ -3,8 +3,8 @@
 ``git archive HEAD~3 kernels | tar x -C /tmp`` and ``PYTHONPATH=lib python3 tools/gpu/replaces.py /tmp/kernels lazy``
 time each instance at the shapes of `make tune` at which it is among the fastest 2, in fp16 or bf16. Values are normal,
 and at every third shape also rise by 6 nats a tile. Graphs take turns. It prints the time over the earlier one's by
-instance, the slowest shapes, and the largest difference of results. A kernel that is nowhere slower may state
-`replaces` in its entry.
+instance, the slowest shapes, and the largest difference of results. A kernel that is faster in the mean may state
+`replaces` in its entry; NOTES.md has the shapes at which it isn't.
 """
 
 import argparse

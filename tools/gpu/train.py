@@ -1,7 +1,7 @@
 """Train a small causal transformer with SDPA and with attnlab.attend: a minute on an H200, and no run.
 
-``PYTHONPATH=lib python3 tools/gpu/train.py`` prints, for D = 64 and 128, the losses of 200 steps side by side, how far
-they are from SDPA's in the mean, and the median time of a step by CUDA events. All runs see the same tokens. Two more
+``PYTHONPATH=lib python3 tools/gpu/train.py`` prints the losses of 200 steps side by side for D = 64 and 128, and their
+mean distance from SDPA's. It also prints the median time of a step by CUDA events. All runs see the same tokens. 2 more
 runs of SDPA begin elsewhere: with weights of another seed, and with weights larger by 2^-9, a rounding to bfloat16.
 """
 

@@ -160,8 +160,8 @@ class Rung(Recorded):
         text: the source itself, where it is not the file's.
         same_code: the hash of a source that compiles to the machine code of an earlier one, and that one's hash:
             measurements of that one hold (`tools/same_code.py`).
-        replaces: the hash of a source that was nowhere slower than an earlier one (`tools/gpu/replaces.py`), and that
-            one's hash. Until `make tune`, choices made by that one are this one's.
+        replaces: the hash of a source that is faster than an earlier one over the tuning's shapes
+            (`tools/gpu/replaces.py`), and that one's hash. Until `make tune`, choices made by that one are this one's.
         tiles: its instances; the first of several that serve a shape runs.
     """
 

@@ -24,8 +24,8 @@ def check_gradients(
 ) -> dict[str, Check]:
     """The check of O, dQ, dK and dV on each of these input distributions that fits the shape: of the one farthest off.
 
-    Each may have twice the error of `oracle.gradients` against float64. With fewer than 8 heads of K chance decides
-    where one key has nearly all of the weight: the largest error of dK is that of one number of each head.
+    Each may have twice the error of `oracle.gradients` against float64. Where one key has nearly all of the weight, the
+    largest error of dK is that of one number of each head. With fewer than 8 heads of K chance decides then.
 
     Args:
         attention: ``(q, k, v, causal, scale) -> o``, which autograd differentiates, from a standard normal gradient.

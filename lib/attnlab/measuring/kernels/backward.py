@@ -289,7 +289,7 @@ def unserved(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None)
     dtype = str(q.dtype).removeprefix("torch.")
     if dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
         return f"serves {' and '.join(DTYPES)}, not {dtype}"
-    if q.shape[3] not in INSTANCES or not q.numel():
+    if q.shape[3] not in tuple(INSTANCES) or not q.numel():  # a size that torch.compile traces has no hash
         return f"serves head dimensions {' and '.join(map(str, INSTANCES))}, not {tuple(q.shape)}"
     if not rungs.serves_scale(scale):
         return f"takes a scale from {rungs.SMALLEST_SCALE:g} to {rungs.LARGEST_SCALE:g}"
