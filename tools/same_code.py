@@ -18,14 +18,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from attnlab.base import paths
+from attnlab.base.errors import UserError
 from attnlab.compile import check, nvrtc
 from attnlab.study import ladder
 
 
 def main(revision: str, names: list[str]) -> int:
     with TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "archive", revision, "kernels"], check=True, capture_output=True).stdout
-        with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        archive = subprocess.run(["git", "archive", revision, "kernels"], check=False, capture_output=True)
+        if archive.returncode:
+            raise SystemExit(archive.stderr.decode().strip())
+        with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
             tar.extractall(folder, filter="data")
         then = _of_tree(Path(folder, "kernels"), names, [])
         now = _of_tree(paths.kernels(), names, [*{e for _, codes in then.values() for e in codes}])
@@ -35,9 +38,10 @@ def main(revision: str, names: list[str]) -> int:
         unlike = [expression for expression in codes if codes[expression] != others.get(expression)]
         differ += len(unlike)
         print(f"{name}: {len(codes) - len(unlike)} of {len(codes)} instances have the same code")
-        print(
-            "\n".join(f"  {expression} differs" for expression in unlike) or f'same_code = {{ "{after}" = "{before}" }}'
-        )
+        for expression in unlike:
+            print(f"  {expression} differs")
+        if not unlike and after != before:
+            print(f'same_code = {{ "{after}" = "{before}" }}')
     return min(differ, 1)
 
 
@@ -45,9 +49,10 @@ def _of_tree(kernels: Path, names: list[str], among: list[str]) -> dict[str, tup
     """By kernel its hash, and the code of each of its instances, in a process that finds the ladder of this folder."""
     command = [sys.executable, __file__, "--codes", json.dumps(names), json.dumps(among)]
     environment = os.environ | {"ATTNLAB_KERNELS": str(kernels)}
-    found: dict[str, tuple[str, dict[str, str]]] = json.loads(
-        subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout
-    )
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, env=environment)
+    if done.returncode:  # it said why
+        raise SystemExit(1)
+    found: dict[str, tuple[str, dict[str, str]]] = json.loads(done.stdout)
     return found
 
 
@@ -73,7 +78,10 @@ def _sections(cubin: bytes) -> dict[str, bytes]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--codes"]:
         names, among = map(json.loads, sys.argv[2:])
-        print(json.dumps({name: _codes(name, among) for name in names}))
+        try:
+            print(json.dumps({name: _codes(name, among) for name in names}))
+        except UserError as error:
+            raise SystemExit(str(error)) from None
     elif len(sys.argv) > 2:
         raise SystemExit(main(sys.argv[1], sys.argv[2:]))
     else:
