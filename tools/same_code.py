@@ -58,9 +58,7 @@ def _of_tree(kernels: Path, names: list[str], among: list[str]) -> dict[str, tup
 
 def _codes(name: str, among: list[str]) -> tuple[str, dict[str, str]]:
     rung = ladder.rung(ladder.PREFIX + name)
-    merges = [rung.merge_expression(dtype, tile) for dtype in rung.dtypes for tile in rung.tiles]
-    every = dict.fromkeys(filter(None, [*(expression for *_, expression in check._instances(rung)), *merges]))
-    expressions = [expression for expression in every if not among or expression in among]
+    expressions = [each for each in check.expressions(rung) if not among or each in among]
     cubin, mangled = nvrtc.cubin(nvrtc.program(rung), rung.source, rung.architectures[-1], expressions)
     sections = _sections(cubin)
     own = ladder.own_hash(rung) if among else ladder.hashes([rung])[rung.implementation]

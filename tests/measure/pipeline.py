@@ -5,7 +5,7 @@ yields wherever a thread may be held up. The model knows which tile every stage 
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -254,9 +254,7 @@ class Cta:
                 if block is not None:
                     drains = tiles_since >= plan.stages or idle_turns + 2 > plan.stages
                     job = Job(tiles, idle_turns, drains, head, block, position, number)
-                    buffer, parity = count % plan.buffers, count // plan.buffers % 2
-                    yield from self.query_empty[consumer][buffer].wait(1 - parity)
-                    self.jobs[consumer][buffer] = job
+                    buffer = yield from self._place(consumer, count, job)
                     self._load(self.query_full[consumer][buffer], lambda: None)
                     tiles_since, idle_turns, count = 1 - tiles, 0, count + 1
                     yield
@@ -264,10 +262,15 @@ class Cta:
                 index += plan.consumers
             index = plan.following(index)
             tiles_since, position = tiles_since + pass_tiles, position + pass_tiles
-        buffer, parity = count % plan.buffers, count // plan.buffers % 2
-        yield from self.query_empty[consumer][buffer].wait(1 - parity)
-        self.jobs[consumer][buffer] = Job(0, idle_turns, True)
+        buffer = yield from self._place(consumer, count, Job(0, idle_turns, True))
         self.query_full[consumer][buffer].arrive()
+
+    def _place(self, consumer: int, count: int, job: Job) -> Generator[None, None, int]:
+        """Put the consumer's job of this number where its Q will be, once that is free; gives the buffer."""
+        buffer, parity = count % self.plan.buffers, count // self.plan.buffers % 2
+        yield from self.query_empty[consumer][buffer].wait(1 - parity)
+        self.jobs[consumer][buffer] = job
+        return buffer
 
     def _consume(self, consumer: int) -> Agent:
         count, storing = 0, None
@@ -529,17 +532,13 @@ class RaggedCta(Cta):
                 drains = tiles_since >= plan.stages or idle_turns + 2 > plan.stages
                 job = Job(tiles, idle_turns, drains, (one.sequence, kv_head), one.job(block, kv_head, self.sharing))
                 job.position, job.number = position, number
-                buffer, parity = count % plan.buffers, count // plan.buffers % 2
-                yield from self.query_empty[consumer][buffer].wait(1 - parity)
-                self.jobs[consumer][buffer] = job
+                buffer = yield from self._place(consumer, count, job)
                 self._load(self.query_full[consumer][buffer], lambda: None)
                 tiles_since, idle_turns, count = 1 - tiles, 0, count + 1
                 yield
             idle_turns += pass_tiles - tiles
             tiles_since, position = tiles_since + pass_tiles, position + pass_tiles
-        buffer, parity = count % plan.buffers, count // plan.buffers % 2
-        yield from self.query_empty[consumer][buffer].wait(1 - parity)
-        self.jobs[consumer][buffer] = Job(0, idle_turns, True)
+        buffer = yield from self._place(consumer, count, Job(0, idle_turns, True))
         self.query_full[consumer][buffer].arrive()
 
 

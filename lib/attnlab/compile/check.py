@@ -138,23 +138,30 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def build(rung: Rung, architecture: str) -> Build:
     """Compile every instance of a kernel for one architecture, or read the kept outcome if nothing changed since."""
-    # Tiles that differ only in where they are used share an instance.
-    merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
-    named = (*(expression for *_, expression in _instances(rung)), *merges, *map(rung.deal_expression, MASKS))
-    expressions = list(dict.fromkeys(filter(None, named)))
-    asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), expressions)
+    named = expressions(rung)
+    asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), named)
     key = hashlib.sha256(Path(nvrtc.__file__).read_bytes() + repr(asked).encode()).hexdigest()
     path = paths.kernels() / CACHE / f"{rung.name}-{architecture}.json"
     with suppress(OSError, ValidationError):
         of, kept = _KEPT.validate_json(path.read_bytes())
         if of == key:
             return kept
-    built = nvrtc.build(rung, architecture, expressions)
+    built = nvrtc.build(rung, architecture, named)
     if not built.error:
         with suppress(OSError):  # without it, it is compiled again
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, _KEPT.dump_json((key, built)))
     return built
+
+
+def expressions(rung: Rung) -> list[str]:
+    """The name expressions of a kernel's instances, and of those that merge or deal, each once.
+
+    Tiles that differ only in where they are used share an instance.
+    """
+    merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
+    named = (*(expression for *_, expression in _instances(rung)), *merges, *map(rung.deal_expression, MASKS))
+    return list(dict.fromkeys(filter(None, named)))
 
 
 def _instances(rung: Rung) -> list[tuple[Tile, bool, str, str]]:

@@ -192,8 +192,8 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @cached_property
     def _replaced(self) -> set[str]:
-        every = ladder.load()
-        return {rung.name for rung in every if rung.implementation in ladder.replaced(every)}
+        """The names of kernels of the ladder that replace the ones that tables know."""
+        return {name.removeprefix(PREFIX) for name in ladder.replaced(ladder.load())}
 
     def _holds(self, choice: Choice) -> bool:
         """Whether `kernel.best` still runs the instance that was measured at a shape."""
