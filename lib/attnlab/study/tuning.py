@@ -49,7 +49,7 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
         heads: heads over all batches; with `rows`, those of K and V.
         seq_len: the number of queries and of keys; with `rows`, of keys.
         rows: from `packed_rows` where keys may be split; 0 elsewhere.
-        rung: the kernel's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
+        `rung`: the kernel's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
     """
 
