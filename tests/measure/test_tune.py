@@ -102,6 +102,7 @@ def gpu(tuned, monkeypatch):
     """The machine of `tuned`, with an environment that needs no locking."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(tune.environment, "lock", lambda: None)
+    monkeypatch.setattr(tune, "compile_all", lambda *_: None)
     monkeypatch.setattr(tune.devices, "describe", lambda _: {"multiprocessors": 4})
     monkeypatch.setattr(tune, "Finalists", lambda every, _, multiprocessors: FINALISTS(every, CPU, multiprocessors))
 

@@ -272,6 +272,11 @@ def test_a_shape_at_which_best_runs_another_instance_now_is_estimated_by_others(
     assert (made.estimate(kept), table(ran[0]).choose(changed)) == ({}, "sdpa.auto")  # it is nobody's neighbour
     slower = choice(changed, "sdpa.auto", speedups={"kernel.best": 0.9}, instance="old")
     assert table(slower, ran[1]).choose(changed) == "sdpa.auto"
+    now.running = {changed: "lazy three 2", kept: "lazy two 2"}.get
+    monkeypatch.setattr(dispatch.ladder, "replaced", lambda rungs: {"kernel.lazy": "1"})
+    ran = [choice(one.shape, "kernel.best", speedups={"kernel.best": 1.5}, instance="lazy two 1") for one in ran]
+    replaced = table(*ran)
+    assert [replaced._holds(one) for one in ran] == [False, True]
 
 
 def test_choices_are_judged_at_shapes_drawn_at_random(run, made):

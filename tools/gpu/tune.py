@@ -13,14 +13,18 @@ from pathlib import Path
 import torch
 
 from attnlab.base import paths
+from attnlab.measuring.instruments import devices
 from attnlab.measuring.session import tune
-from attnlab.study import tuning
+from attnlab.study import ladder, tuning
 
 PART = "from attnlab.measuring.session import tune; tune.SHAPES = tune.SHAPES[{}::{}]; tune.tune()"
 
 
 def main() -> None:
     gpus, made = range(torch.cuda.device_count()), tuning.path(torch.cuda.get_device_name())
+    device = torch.device("cuda")
+    finalists = tune.Finalists(ladder.drawn(), device, devices.describe(device)["multiprocessors"])
+    tune.compile_all(finalists, tune.SHAPES, ("float16", "bfloat16"))  # a run after it needs both
     running = [_begin(gpu, len(gpus)) for gpu in gpus]
     if failed := [gpu for gpu, process in zip(gpus, running, strict=True) if process.wait()]:
         raise SystemExit(f"it failed on GPU {', '.join(map(str, failed))}: see /tmp/tune.*.log")

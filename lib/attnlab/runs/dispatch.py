@@ -191,13 +191,16 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return ran is not None and ran == self._running(shape) and ran.partition(" ")[0] not in self._replaced
 
     @cached_property
-    def _replaced(self) -> set[str]:
-        """The names of kernels of the ladder that replace the ones that tables know."""
-        return {name.removeprefix(PREFIX) for name in ladder.replaced(ladder.load())}
+    def _replaced(self) -> dict[str, str]:
+        """By the names of kernels of the ladder that replace the ones that tables know, the hashes of those."""
+        return {name.removeprefix(PREFIX): own for name, own in ladder.replaced(ladder.load()).items()}
 
     def _holds(self, choice: Choice) -> bool:
-        """Whether `kernel.best` still runs the instance that was measured at a shape."""
-        return BEST not in choice.speedups or choice.instance == self._running(choice.shape)
+        """Whether `kernel.best` still runs the instance that was measured at a shape, or one that replaces it."""
+        running = self._running(choice.shape)
+        instance, _, source = running.rpartition(" ")
+        earlier = self._replaced.get(running.partition(" ")[0], source)
+        return BEST not in choice.speedups or choice.instance in (running, f"{instance} {earlier}")
 
     @cached_property
     def _running(self) -> Callable[[Shape], str]:

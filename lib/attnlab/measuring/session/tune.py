@@ -7,12 +7,16 @@ tuning, its choices stay.
 """
 
 import math
+import multiprocessing
+import os
 import random
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,11 +32,13 @@ from attnlab.measuring.instruments import devices, environment
 from attnlab.measuring.kernels import rungs
 from attnlab.measuring.session.checks import few_heads
 from attnlab.measuring.session.subject import Subject, alive
+from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study import ladder, tuning
-from attnlab.study.ladder import Rung
+from attnlab.study.ladder import Rung, Tile
 from attnlab.study.shapes import Shape
 from attnlab.study.tuning import TileChoice, Tuning
 
@@ -79,6 +85,8 @@ SHAPES = [
 ROUGH_CALLS = 3
 TOO_SLOW = 3.0
 """A candidate that takes more than this many times as long as the fastest, by a few calls, is not timed."""
+MOST_COMPILERS = 32
+"""Each process that compiles has a context on the device, of half a gigabyte."""
 MOST_KEPT = 2.0
 """A tile that takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby.
 There the other may take 2 rounds of the device instead of 1."""
@@ -139,6 +147,27 @@ def say(words: str) -> None:
     print(f"tune: {words}", file=sys.stderr, flush=True)
 
 
+def compile_all(finalists: Finalists, shapes: list[Shape], dtypes: tuple[str, ...] = ("float16",)) -> None:
+    """Compile every candidate by a process for each core; CuPy keeps the results for the next process."""
+    smallest: dict[tuple[str, str, int, bool], tuple[Rung, Tile, Shape]] = {}
+    for shape in sorted(shapes, key=attrgetter("query_elements")):
+        for rung in finalists.able(shape):
+            for tile in rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows):
+                smallest.setdefault((rung.name, tile.name, shape.head_dim, shape.causal), (rung, tile, shape))
+    each = [(rung, tile, shape.resized(dtype=dtype)) for dtype in dtypes for rung, tile, shape in smallest.values()]
+    if each:
+        processes = min(len(each), len(os.sched_getaffinity(0)), MOST_COMPILERS)
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            pool.starmap(_compile, each, chunksize=1)
+
+
+def _compile(rung: Rung, tile: Tile, shape: Shape) -> None:
+    """Compile an instance, and launch nothing; one that fails does so again when it is timed, and is left out."""
+    with suppress(Broken, Unsupported, torch.OutOfMemoryError):
+        q, k, v, *_ = inputs.draw(shape, 1, torch.device("cuda"))
+        rungs.kernel(rung, tile).prepare(q, k, v, shape.causal, None)
+
+
 def tune() -> Path:
     """Choose at every one of `SHAPES`, and write the choices after each; returns their file.
 
@@ -150,8 +179,10 @@ def tune() -> Path:
     environment.lock()
     device, name, path = torch.device("cuda"), torch.cuda.get_device_name(), None
     finalists = Finalists(ladder.drawn(), device, devices.describe(device)["multiprocessors"])
+    held = _held(finalists, name)
+    compile_all(finalists, [shape for shape in SHAPES if shape not in held])
     try:
-        for choices in _choices(finalists, _held(finalists, name)):
+        for choices in _choices(finalists, held):
             made = Tuning(
                 device=name,
                 multiprocessors=finalists.multiprocessors,
