@@ -25,9 +25,12 @@ FEW_QUERIES = 64
 MANY_KEYS = 1024
 """The number of keys from which splitting them pays, where tiles of rows are fewer than the multiprocessors."""
 BY_VALUES = {"lazy": 0.94}
-"""The factor on the latency of a kernel whose time depends on the values, over keys of several tiles.
+"""The factor on the latency of a kernel whose time depends on the values, where several tiles of keys aren't split.
 
-Tuning has the slowest of several distributions. On the others such a kernel takes 10 to 20 % less, others the same."""
+Tuning has the slowest of 3 distributions: for `lazy` that is stairs, where exact kernels take up to 6 % less. On the
+other 2 `lazy` takes 10 to 20 % less than on stairs, and exact kernels take the same. So its mean over the 3 is at most
+(1 + 2 x 0.9) / 3 = 0.93 of its slowest; the factor is a little larger. Where keys may be split, the copies of K and V
+often are the limit, and take as long on any values: the slowest latency counts there."""
 ROWS_COUNT = 2
 """The weight of a distance in rows over one in heads or keys: more rows soon shift the limit from reads to products."""
 
@@ -78,10 +81,12 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
 
         In a round each multiprocessor has one work item. Items that run at once on one multiprocessor share it, and
         count as if they took turns. In a pass an item goes through as many keys as a tile holds. Under a causal mask
-        items differ in length and even out, and with `rows` keys may be split: there it is the latency itself.
+        items differ in length and even out, and with `rows` keys may be split: it is not scaled there.
         """
+        if self.rows:
+            return self.latency_us
         latency_us = self.latency_us * (BY_VALUES.get(self.rung, 1.0) if shape.kv_len > tile.keys else 1.0)
-        if self.causal or self.rows:
+        if self.causal:
             return latency_us
         there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
         rounds = _rounds(there, multiprocessors) / _rounds(here, multiprocessors)
