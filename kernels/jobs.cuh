@@ -128,21 +128,6 @@ template <typename P, typename J = Job> struct SharedStorage {
     J jobs[P::CONSUMERS][P::BUFFERS];  // whose Q is in `query`
 };
 
-// The stage of a ring, and the parity of the phase in which it is filled, in one register.
-template <int STAGES> struct PipelineState {
-    int packed = 0;
-    __device__ __forceinline__ int index() const { return packed >> 1; }
-    __device__ __forceinline__ unsigned phase() const { return packed & 1; }
-    __device__ __forceinline__ void advance() {
-        packed += 2;
-        if (packed >= 2 * STAGES) packed = (packed ^ 1) - 2 * STAGES;
-    }
-    __device__ __forceinline__ void advance(int count) {
-        const int end = index() + count;
-        packed = end % STAGES * 2 | (phase() ^ end / STAGES & 1);
-    }
-};
-
 __device__ __forceinline__ void arrive_times(unsigned barrier, int count) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -162,15 +147,6 @@ template <> __device__ __forceinline__ unsigned multiplied<__nv_bfloat16>(unsign
 template <typename T> __device__ __forceinline__ float sum_of_pair(unsigned both) {
     const T(&pair)[2] = reinterpret_cast<const T(&)[2]>(both);
     return to_float(pair[0]) + to_float(pair[1]);
-}
-
-// One elected thread of the warp arrives.
-__device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xffffffff;\n"
-                 "@one mbarrier.arrive.shared::cta.b64 _, [%0];\n"
-                 "}" ::"r"(barrier) : "memory");
 }
 
 // Returns once the number in shared memory is above `least`. It is written and read by atomics, since no barrier orders
@@ -196,15 +172,6 @@ __device__ __forceinline__ unsigned reload_thread(unsigned thread_ids) {
     unsigned thread;
     asm volatile("ld.volatile.shared.u8 %0, [%1];" : "=r"(thread) : "r"(thread_ids + threadIdx.x % 128));
     return thread;
-}
-
-// The descriptor of what lies `bytes` further: one addition, where descriptor() takes five dependent instructions.
-__device__ __forceinline__ unsigned long long advanced(unsigned long long descriptor, int bytes) {
-    unsigned low, high;
-    unsigned long long sum;
-    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
-    asm("mov.b64 %0, {%1, %2};" : "=l"(sum) : "r"(low + (bytes >> 4)), "r"(high));
-    return sum;
 }
 
 __device__ __forceinline__ float reciprocal(float x) {
@@ -334,7 +301,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<P>& smem, const Prob
 // Lets the consumers begin a pass whose first K is on its way, once all tiles before it have come: to a consumer that skipped
 // them, the barrier of a stage that still waits for one of them would say that the tile after it is there.
 template <typename P, typename J>
-__device__ __forceinline__ void begin_pass(SharedStorage<P, J>& smem, const PipelineState<P::STAGES>& state, int round) {
+__device__ __forceinline__ void begin_pass(SharedStorage<P, J>& smem, const Stage<P::STAGES>& state, int round) {
 #pragma unroll 1
     for (int stage = 0; stage < P::STAGES; ++stage) {
         const unsigned full = shared_address(smem.full[stage]), phase = state.phase() ^ (stage >= state.index());
@@ -350,7 +317,7 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
                                            const TensorMap& v) {
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
     const bool skips = scheduler.skips(scheduler.problem);
-    PipelineState<P::STAGES> state;
+    Stage<P::STAGES> state;
     for (int round = 0, pass; (pass = scheduler.pass(round)) >= 0; ++round) {
         int head, first_block, last_block;
         scheduler.work_tile(pass, head, first_block, last_block);
@@ -383,7 +350,7 @@ __device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const Tile
                                               const TensorMap& q, int consumer) {
     const unsigned query_full = shared_address(smem.query_full[consumer]);
     const unsigned query_empty = shared_address(smem.query_empty[consumer]);
-    PipelineState<P::STAGES> state;  // of the pass's first tile
+    Stage<P::STAGES> state;  // of the pass's first tile
     int index = consumer, idle_turns = 0, jobs = 0, round = 0;
     int tiles_since = 0;  // from the end of the job before to the beginning of this pass
     for (int pass; (pass = scheduler.pass(round)) >= 0; ++round) {
@@ -516,7 +483,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
     const unsigned queries = shared_address(smem.query[consumer][0]), ring = shared_address(smem.ring);
     if (P::PING_PONG && consumer == P::CONSUMERS - 1) ping_pong_signal<P::CONSUMERS>(consumer);
 
-    PipelineState<P::STAGES> k_state, v_state;
+    Stage<P::STAGES> k_state, v_state;
     unsigned job = 0;  // counted from 0: its Q is in buffer `job % BUFFERS`
     RowState rows;
     Scores<P, CAUSAL> scores;
