@@ -180,6 +180,9 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
+// False, which the compiler doesn't know: no scale is such a NaN. Each place has its own, as ptxas remembers which it was not.
+__device__ __forceinline__ bool never(float scale, int place = 0) { return __float_as_int(scale) == 0x7FC12345 + place; }
+
 __device__ __forceinline__ void ping_pong_wait(int consumer) { synchronize(5 + consumer, 256); }
 template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int consumer) {
     const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
@@ -725,12 +728,12 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
                                  rescale_packed, recompute);
                 continue;
             }
-        // Once, as no scale is this NaN: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
+        // Once: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
         // Three consumers at D = 64 would spill.
         constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && !RAGGED && (D > 64 || P::CONSUMERS != 3);
         bool rescale;
         do rescale = exponentiate(false);
-        while (ENDS_BLOCK && __float_as_int(problem.scale) == 0x7FC12345);
+        while (ENDS_BLOCK && never(problem.scale));
         arrive_for_warp(empty + 16 * k_state.index());
         finish_products<0>(product);
         if (!ends) {
