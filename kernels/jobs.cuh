@@ -431,14 +431,14 @@ template <typename P, bool CAUSAL> struct Scores {
 // `row_sum`; O is multiplied by `rescale`.
 struct RowState {
     float offset[2] = {-infinity(), -infinity()}, row_sum[2], rescale[2];
-    // Scores become probabilities, at most 2^-headroom, relative to the largest score so far.
-    template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2, float headroom = 0) {
+    // Scores become probabilities, relative to the largest score so far.
+    template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float row_max = -infinity();
 #pragma unroll
             for (int n = 2 * half; n < N; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
-            row_max = fmaxf(offset[half], quad_max(row_max) * scale_log2 + headroom);
+            row_max = fmaxf(offset[half], quad_max(row_max) * scale_log2 + 0);  // + 0: the machine code that was measured
             rescale[half] = exp2_approx(offset[half] - row_max);  // row_max is finite: key 0 came first
             offset[half] = row_max;
             row_sum[half] *= rescale[half];
