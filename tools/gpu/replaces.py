@@ -65,11 +65,13 @@ def main() -> None:
 def _row(shape: Shape, tile: str, rung: str, folders: tuple[Path, Path]) -> dict[str, object]:
     windows = Windows(shape, GPU, cuda_events.most_calls(shape))
     windows.draw(1)
-    cases, outputs, pool = [], [], torch.cuda.graph_pool_handle()
+    cases: list[Case] = []
+    outputs: list[torch.Tensor] = []
+    pool = torch.cuda.graph_pool_handle()
     for folder in folders:
         kernel = _kernel(folder, rung, shape.head_dim, tile)
         cases.append(Case.of(rungs.named(rung, kernel), windows, shape))
-        outputs.append(cases[-1].call())
+        outputs.append(cases[-1].call())  # type: ignore[arg-type]
         cuda_events.capture(cases[-1], pool)
     took: list[list[float]] = [[], []]
     with cuda_events.sampling(GPU, WARM) as sampler:
