@@ -91,7 +91,7 @@ __device__ __forceinline__ void init_barriers(Shared8<P>& smem, const Problem& p
 }
 
 template <typename P>
-__device__ __forceinline__ void begin_pass(Shared8<P>& smem, const PipelineState<P::STAGES>& state, int round) {
+__device__ __forceinline__ void begin_pass(Shared8<P>& smem, const Stage<P::STAGES>& state, int round) {
 #pragma unroll 1
     for (int stage = 0; stage < P::STAGES; ++stage) {
         const unsigned full = shared_address(smem.full[stage]), phase = state.phase() ^ (stage >= state.index());
@@ -106,7 +106,7 @@ template <typename P, bool CAUSAL>
 __device__ __forceinline__ void load_tiles(Shared8<P>& smem, const TileScheduler<P, CAUSAL>& scheduler, const TensorMap& k,
                                            const TensorMap& v) {
     const bool skips = scheduler.skips(scheduler.problem);
-    PipelineState<P::STAGES> state;
+    Stage<P::STAGES> state;
     for (int round = 0, pass; (pass = scheduler.pass(round)) >= 0; ++round) {
         int head, first_block, last_block;
         scheduler.work_tile(pass, head, first_block, last_block);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void transpose_values(Shared8<P>& smem, const TileSch
     // Four matrices: two of eight keys, for each of two chunks of 16 columns. Then even and odd columns of both chunks.
     const int key = matrix % 2 * 8 + row, in_chunk = matrix / 2;
     const int out_row = matrix * 8 + row;
-    PipelineState<P::STAGES> state;
+    Stage<P::STAGES> state;
     for (int round = 0, pass; (pass = scheduler.pass(round)) >= 0; ++round) {
         int head, first_block, last_block;
         scheduler.work_tile(pass, head, first_block, last_block);
@@ -184,7 +184,7 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
                                               const AllScales& scales, int consumer) {
     const unsigned query_full = shared_address(smem.query_full[consumer]);
     const unsigned query_empty = shared_address(smem.query_empty[consumer]);
-    PipelineState<P::STAGES> state;  // of the pass's first tile
+    Stage<P::STAGES> state;  // of the pass's first tile
     int index = consumer, idle_turns = 0, jobs = 0, round = 0;
     for (int pass; (pass = scheduler.pass(round)) >= 0; ++round) {
         int head, first_block, last_block;
@@ -267,7 +267,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     const unsigned thread_ids = shared_address(smem.thread_ids);
     if (P::PING_PONG && consumer == P::CONSUMERS - 1) ping_pong_signal<P::CONSUMERS>(consumer);
 
-    PipelineState<P::STAGES> state;
+    Stage<P::STAGES> state;
     unsigned job = 0;  // counted from 0: its Q is in buffer `job % 2`
     RowState rows;
     Scores<P, CAUSAL> scores;

@@ -257,7 +257,7 @@ __device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, con
                                                      int consumer) {
     const unsigned query_full = shared_address(smem.query_full[consumer]);
     const unsigned query_empty = shared_address(smem.query_empty[consumer]);
-    PipelineState<P::STAGES> state;  // of the pass's first tile
+    Stage<P::STAGES> state;  // of the pass's first tile
     int place = consumer, idle_turns = 0, jobs = 0, tiles_since = 0;
     bool turned = false;
 #pragma unroll 1

@@ -45,17 +45,6 @@ template <int D, int M, int STAGES> struct SharedStorage {
     unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
 };
 
-// The stage of a ring at a step, and the parity of the phase in which it is filled, in one register.
-template <int STAGES> struct Stage {
-    int packed = 0;
-    __device__ __forceinline__ int index() const { return packed >> 1; }
-    __device__ __forceinline__ unsigned phase() const { return packed & 1; }
-    __device__ __forceinline__ void advance() {
-        packed += 2;
-        if (packed >= 2 * STAGES) packed = (packed ^ 1) - 2 * STAGES;
-    }
-};
-
 // One thread loads K, V, Q and dO with what belongs to their rows.
 template <int D, int M, int STAGES>
 __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k,

@@ -165,14 +165,6 @@ template <int N> __device__ __forceinline__ void copy_registers(unsigned (&to)[N
 #pragma unroll
         for (int i = 0; i < 4; ++i) asm volatile("or.b32 %0, %1, %2;" : "=r"(to[j][i]) : "r"(from[j][i]), "r"(zero) : "memory");
 }
-// The descriptor of what lies `bytes` further.
-__device__ __forceinline__ unsigned long long advanced(unsigned long long descriptor, int bytes) {
-    unsigned low, high;
-    unsigned long long sum;
-    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
-    asm("mov.b64 %0, {%1, %2};" : "=l"(sum) : "r"(low + (bytes >> 4)), "r"(high));
-    return sum;
-}
 
 // exp2_approx() that stays where it stands: the compiler would move it behind the wait for a product.
 __device__ __forceinline__ float exp2_here(float x) {
@@ -201,14 +193,6 @@ __device__ __forceinline__ void store_one(unsigned address, float x) {
 }
 __device__ __forceinline__ void store_word(unsigned address, unsigned x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
-// One elected thread of the warp arrives.
-__device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xffffffff;\n"
-                 "@one mbarrier.arrive.shared::cta.b64 _, [%0];\n"
-                 "}" ::"r"(barrier) : "memory");
 }
 // Dense memory comes, and counts its bytes on the barrier.
 __device__ __forceinline__ void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {

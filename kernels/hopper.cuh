@@ -49,6 +49,14 @@ __device__ __forceinline__ void arrive(unsigned barrier) {
 __device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// One elected thread of the warp arrives.
+__device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "@one mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+                 "}" ::"r"(barrier) : "memory");
+}
 // Returns once the phase of this parity is complete.
 __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
     asm volatile("{\n"
@@ -58,6 +66,21 @@ __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
                  "@!done bra again;\n"
                  "}" ::"r"(barrier), "r"(parity) : "memory");
 }
+
+// The stage of a ring, and the parity of the phase in which it is filled, in one register.
+template <int STAGES> struct Stage {
+    int packed = 0;
+    __device__ __forceinline__ int index() const { return packed >> 1; }
+    __device__ __forceinline__ unsigned phase() const { return packed & 1; }
+    __device__ __forceinline__ void advance() {
+        packed += 2;
+        if (packed >= 2 * STAGES) packed = (packed ^ 1) - 2 * STAGES;
+    }
+    __device__ __forceinline__ void advance(int count) {
+        const int end = index() + count;
+        packed = end % STAGES * 2 | (phase() ^ end / STAGES & 1);
+    }
+};
 
 // TMA -----------------------------------------------------------------------------------------------------------------
 
@@ -114,6 +137,15 @@ __device__ __forceinline__ void synchronize(int barrier, int threads) {
 __device__ __forceinline__ unsigned long long descriptor(unsigned address, int leading, int stride) {
     return (address & 0x3FFFF) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 |
            static_cast<unsigned long long>(stride >> 4) << 32 | 1ull << 62;
+}
+
+// The descriptor of what lies `bytes` further: one addition, where descriptor() takes five dependent instructions.
+__device__ __forceinline__ unsigned long long advanced(unsigned long long descriptor, int bytes) {
+    unsigned low, high;
+    unsigned long long sum;
+    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(sum) : "r"(low + (bytes >> 4)), "r"(high));
+    return sum;
 }
 
 // Before the first wgmma that reads registers which were written otherwise.

@@ -128,21 +128,6 @@ template <typename P, typename J = Job> struct SharedStorage {
     J jobs[P::CONSUMERS][P::BUFFERS];  // whose Q is in `query`
 };
 
-// The stage of a ring, and the parity of the phase in which it is filled, in one register.
-template <int STAGES> struct PipelineState {
-    int packed = 0;
-    __device__ __forceinline__ int index() const { return packed >> 1; }
-    __device__ __forceinline__ unsigned phase() const { return packed & 1; }
-    __device__ __forceinline__ void advance() {
-        packed += 2;
-        if (packed >= 2 * STAGES) packed = (packed ^ 1) - 2 * STAGES;
-    }
-    __device__ __forceinline__ void advance(int count) {
-        const int end = index() + count;
-        packed = end % STAGES * 2 | (phase() ^ end / STAGES & 1);
-    }
-};
-
 __device__ __forceinline__ void arrive_times(unsigned barrier, int count) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -162,15 +147,6 @@ template <> __device__ __forceinline__ unsigned multiplied<__nv_bfloat16>(unsign
 template <typename T> __device__ __forceinline__ float sum_of_pair(unsigned both) {
     const T(&pair)[2] = reinterpret_cast<const T(&)[2]>(both);
     return to_float(pair[0]) + to_float(pair[1]);
-}
-
-// One elected thread of the warp arrives.
-__device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xffffffff;\n"
-                 "@one mbarrier.arrive.shared::cta.b64 _, [%0];\n"
-                 "}" ::"r"(barrier) : "memory");
 }
 
 // Returns once the number in shared memory is above `least`. It is written and read by atomics, since no barrier orders
@@ -198,20 +174,14 @@ __device__ __forceinline__ unsigned reload_thread(unsigned thread_ids) {
     return thread;
 }
 
-// The descriptor of what lies `bytes` further: one addition, where descriptor() takes five dependent instructions.
-__device__ __forceinline__ unsigned long long advanced(unsigned long long descriptor, int bytes) {
-    unsigned low, high;
-    unsigned long long sum;
-    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
-    asm("mov.b64 %0, {%1, %2};" : "=l"(sum) : "r"(low + (bytes >> 4)), "r"(high));
-    return sum;
-}
-
 __device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+// False, which the compiler doesn't know: no scale is such a NaN. Each place has its own, as ptxas remembers which it was not.
+__device__ __forceinline__ bool never(float scale, int place = 0) { return __float_as_int(scale) == 0x7FC12345 + place; }
 
 __device__ __forceinline__ void ping_pong_wait(int consumer) { synchronize(5 + consumer, 256); }
 template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int consumer) {
@@ -334,7 +304,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<P>& smem, const Prob
 // Lets the consumers begin a pass whose first K is on its way, once all tiles before it have come: to a consumer that skipped
 // them, the barrier of a stage that still waits for one of them would say that the tile after it is there.
 template <typename P, typename J>
-__device__ __forceinline__ void begin_pass(SharedStorage<P, J>& smem, const PipelineState<P::STAGES>& state, int round) {
+__device__ __forceinline__ void begin_pass(SharedStorage<P, J>& smem, const Stage<P::STAGES>& state, int round) {
 #pragma unroll 1
     for (int stage = 0; stage < P::STAGES; ++stage) {
         const unsigned full = shared_address(smem.full[stage]), phase = state.phase() ^ (stage >= state.index());
@@ -350,7 +320,7 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
                                            const TensorMap& v) {
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
     const bool skips = scheduler.skips(scheduler.problem);
-    PipelineState<P::STAGES> state;
+    Stage<P::STAGES> state;
     for (int round = 0, pass; (pass = scheduler.pass(round)) >= 0; ++round) {
         int head, first_block, last_block;
         scheduler.work_tile(pass, head, first_block, last_block);
@@ -383,7 +353,7 @@ __device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const Tile
                                               const TensorMap& q, int consumer) {
     const unsigned query_full = shared_address(smem.query_full[consumer]);
     const unsigned query_empty = shared_address(smem.query_empty[consumer]);
-    PipelineState<P::STAGES> state;  // of the pass's first tile
+    Stage<P::STAGES> state;  // of the pass's first tile
     int index = consumer, idle_turns = 0, jobs = 0, round = 0;
     int tiles_since = 0;  // from the end of the job before to the beginning of this pass
     for (int pass; (pass = scheduler.pass(round)) >= 0; ++round) {
@@ -461,14 +431,14 @@ template <typename P, bool CAUSAL> struct Scores {
 // `row_sum`; O is multiplied by `rescale`.
 struct RowState {
     float offset[2] = {-infinity(), -infinity()}, row_sum[2], rescale[2];
-    // Scores become probabilities, at most 2^-headroom, relative to the largest score so far.
-    template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2, float headroom = 0) {
+    // Scores become probabilities, relative to the largest score so far.
+    template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float row_max = -infinity();
 #pragma unroll
             for (int n = 2 * half; n < N; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
-            row_max = fmaxf(offset[half], quad_max(row_max) * scale_log2 + headroom);
+            row_max = fmaxf(offset[half], quad_max(row_max) * scale_log2 + 0);  // + 0: the machine code that was measured
             rescale[half] = exp2_approx(offset[half] - row_max);  // row_max is finite: key 0 came first
             offset[half] = row_max;
             row_sum[half] *= rescale[half];
@@ -516,7 +486,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
     const unsigned queries = shared_address(smem.query[consumer][0]), ring = shared_address(smem.ring);
     if (P::PING_PONG && consumer == P::CONSUMERS - 1) ping_pong_signal<P::CONSUMERS>(consumer);
 
-    PipelineState<P::STAGES> k_state, v_state;
+    Stage<P::STAGES> k_state, v_state;
     unsigned job = 0;  // counted from 0: its Q is in buffer `job % BUFFERS`
     RowState rows;
     Scores<P, CAUSAL> scores;
@@ -758,12 +728,12 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
                                  rescale_packed, recompute);
                 continue;
             }
-        // Once, as no scale is this NaN: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
+        // Once: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
         // Three consumers at D = 64 would spill.
         constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && !RAGGED && (D > 64 || P::CONSUMERS != 3);
         bool rescale;
         do rescale = exponentiate(false);
-        while (ENDS_BLOCK && __float_as_int(problem.scale) == 0x7FC12345);
+        while (ENDS_BLOCK && never(problem.scale));
         arrive_for_warp(empty + 16 * k_state.index());
         finish_products<0>(product);
         if (!ends) {

@@ -7,10 +7,10 @@
 // counts: fp16's window is narrow, so that one is followed by six exact tiles, and in bf16 two in a row by one.
 template <typename T> struct Window;
 template <> struct Window<__half> {
-    static constexpr int BEGIN = 4, MOST = 15, OVERFLOW = 118, TIMES = 1, SLACK = BEGIN + MOST - 4, RISE = 7, KEEPS = 0;
+    static constexpr int BEGIN = 4, MOST = 15, OVERFLOW = 118, TIMES = 1, RISE = 7, KEEPS = 0;
 };
 template <> struct Window<__nv_bfloat16> {
-    static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2, SLACK = BEGIN + MOST - 4, RISE = 1, KEEPS = 1;
+    static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2, RISE = 1, KEEPS = 1;
 };
 
 __device__ __forceinline__ constexpr int power_bits(int exponent) { return (127 + exponent) << 23; }
@@ -37,17 +37,16 @@ template <typename T, typename P, typename J> __device__ __forceinline__ void wr
     }
 }
 
-// How many of a tile's probabilities a thread makes behind the wait for the product before, which then overlap the packing of P,
-// and in exact tiles the scaling of O.
-template <typename P> struct Late {
-    static constexpr int SCORES = P::KEYS / 2;
-    static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES * 5 / 8 : 0;
-};
-
 template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     using W = Window<T>;
     static constexpr bool IN_PARTS = true;
     static constexpr int KEYS = P::KEYS, SCORES = KEYS / 2;
+    // An exact tile's offset rises with the largest score once that is so many powers of two above it.
+    static constexpr int SLACK = W::BEGIN + W::MOST - 4;
+    // How many of a tile's probabilities a thread makes behind the wait for the product before, in exact tiles and in others. They
+    // overlap the packing of P, and in exact tiles the scaling of O.
+    static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES * 5 / 8 : 0;
+    static constexpr bool KEPT = OTHERS && W::KEEPS;  // bf16 holds what is packed, however large
     const float scale_log2;
     const unsigned thread_ids;
     int rises = 0;  // as the window counts them; from 2 on, tiles are exact, until as many did not rise
@@ -68,7 +67,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
 #pragma unroll
             for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
             const float best = quad_max(row_max) * scale_log2 + W::BEGIN, before = rows.offset[half];
-            rows.offset[half] = best > before + W::SLACK ? best : before;
+            rows.offset[half] = best > before + SLACK ? best : before;
             rows.rescale[half] = exp2_approx((before - rows.offset[half]) / W::TIMES);
             rise = fmaxf(rise, best - before);
 #pragma unroll
@@ -77,18 +76,17 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
                 if (n < SCORES - LATE) s[n] = exp2_approx(s[n]);
             }
         }
-        return __any_sync(~0u, rise > W::SLACK);
+        return __any_sync(~0u, rise > SLACK);
     }
     template <int LATE> __device__ __forceinline__ void exponentiate_late(float (&s)[SCORES]) const {
 #pragma unroll
         for (int n = SCORES - LATE; n < SCORES; ++n) s[n] = exp2_approx(s[n]);
     }
-    // Ends a block of instructions, as ptxas would move a wait to its beginning. No scale is such a NaN, another one at each place:
-    // ptxas remembers which it was not. Late scores stay before it.
+    // Ends a block of instructions, as ptxas would move a wait to its beginning. Late scores stay before it.
     template <int LATE> __device__ __forceinline__ void end_block(float (&s)[SCORES]) const {
 #pragma unroll
         for (int n = SCORES - LATE; n < SCORES; ++n) asm volatile("" : "+f"(s[n]));
-        if (__float_as_int(scale_log2) == 0x7FC12345 + LATE) asm volatile("trap;");
+        if (never(scale_log2, LATE)) asm volatile("trap;");
     }
     // A job's first tile.
     template <typename Recompute>
@@ -106,8 +104,6 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     __device__ __forceinline__ void in_parts(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, const Release& release,
                                              const Wait& wait, const Rescale& rescale, const Pack& pack,
                                              const RescalePacked& rescale_packed, const Recompute& recompute) {
-        constexpr bool KEPT = Late<P>::OTHERS && W::KEEPS;  // bf16 holds what is packed, however large
-        constexpr int EXACT = Late<P>::EXACT, OTHERS = Late<P>::OTHERS;
         auto& s = scores.s;
         const bool masked = mask(scores, diagonal);
         if (rises >= 2) {

@@ -1,6 +1,7 @@
 """The backward pass without a GPU: its schedule, its host code, and the kernel itself on an emulated multiprocessor."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -103,7 +104,9 @@ def emulator(tmp_path_factory):
     compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
     if not compiler:
         pytest.skip("there is no g++")
-    header = (paths.kernels() / "backward.cuh").read_text().replace('"hopper.cuh"', '"emulated.h"')
+    stage = re.search(r"^template.* struct Stage \{.*?^\};", (paths.kernels() / "hopper.cuh").read_text(), re.M | re.S)
+    included = f'#include "emulated.h"\n{stage[0]}'
+    header = (paths.kernels() / "backward.cuh").read_text().replace('#include "hopper.cuh"', included)
     (folder / "backward.cuh").write_text(header[: header.index("// wgmma ---")])
     source = (paths.kernels() / backward.SOURCE).read_text()
     assert INLINED in source

@@ -74,12 +74,21 @@ def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(ke
 
 
 @pytest.mark.parametrize(
-    ("lazy_us", "seq_len", "chosen"), [(10.6, 512, "lazy"), (10.7, 512, "other"), (10.6, TILE["keys"], "other")]
+    ("lazy_us", "queries", "keys", "chosen"),
+    [
+        (10.6, 512, 512, "lazy"),
+        (10.7, 512, 512, "other"),
+        (10.6, TILE["keys"], TILE["keys"], "other"),
+        (10.6, 64, 512, "lazy"),  # keys may be split
+    ],
 )
-def test_a_kernel_whose_time_depends_on_values_counts_less_than_its_slowest(kernels, lazy_us, seq_len, chosen):
-    ladders.write(kernels, rung(TILE), rung(name="other"), rung(name="lazy"))
-    near = [choice("", seq_len=seq_len, rung=name, latency_us=us) for name, us in (("other", 10.0), ("lazy", lazy_us))]
-    assert tuned(*near).choice(Shape(1, 8, seq_len, 64)).rung == chosen
+def test_a_kernel_whose_time_depends_on_values_counts_less_than_its_slowest(kernels, lazy_us, queries, keys, chosen):
+    views = {"arguments": "tensor maps", "parameters": "problem"}
+    ladders.write(kernels, rung(TILE), rung(name="other", **views), rung(name="lazy", **views))
+    shape = Shape(1, 8, queries, 64, kv_len=keys)
+    place = tuning.place(shape, 16)._asdict() | {"tile": ""}
+    near = [choice(rung=name, latency_us=us, **place) for name, us in (("other", 10.0), ("lazy", lazy_us))]
+    assert tuned(*near).choice(shape).rung == chosen
 
 
 @pytest.mark.parametrize("special", [{"kv_heads": 2}, {"kv_len": 600}, {"layout": "tokens first"}, {"scale": 0.5}])

@@ -20,14 +20,18 @@ import pandas as pd
 import torch
 
 from attnlab.base import paths
+from attnlab.measuring.clocks import cuda_events
+from attnlab.measuring.clocks.in_process import WARM
 from attnlab.measuring.kernels import rungs
 from attnlab.measuring.session.tune import SHAPES
 from attnlab.measuring.subjects import inputs
+from attnlab.measuring.subjects.case import Case
+from attnlab.measuring.subjects.inputs import Windows
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
 
 GPU = torch.device("cuda")
-ROUNDS, MOST_CALLS, GRAPH_MS = 10, 20, 0.4
+ROUNDS = 10
 
 
 def main() -> None:
@@ -59,31 +63,21 @@ def main() -> None:
 
 
 def _row(shape: Shape, tile: str, rung: str, folders: tuple[Path, Path]) -> dict[str, object]:
-    q, k, v = inputs.draw(shape, 1, GPU)
-    graphs, outputs = [], []
+    windows = Windows(shape, GPU, cuda_events.most_calls(shape))
+    windows.draw(1)
+    cases: list[Case] = []
+    outputs: list[torch.Tensor] = []
+    pool = torch.cuda.graph_pool_handle()
     for folder in folders:
         kernel = _kernel(folder, rung, shape.head_dim, tile)
-        outputs.append(kernel(q, k, v, shape.causal))
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        kernel(q, k, v, shape.causal)
-        end.record()
-        end.synchronize()
-        calls = int(min(MOST_CALLS, max(1, GRAPH_MS / begin.elapsed_time(end))))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                kernel(q, k, v, shape.causal)
-        graphs.append((graph, calls))
+        cases.append(Case.of(rungs.named(rung, kernel), windows, shape))
+        outputs.append(cases[-1].call())  # type: ignore[arg-type]
+        cuda_events.capture(cases[-1], pool)
     took: list[list[float]] = [[], []]
-    for _ in range(ROUNDS):
-        for which in random.sample(range(2), 2):
-            begin.record()
-            graphs[which][0].replay()
-            end.record()
-            end.synchronize()
-            took[which].append(1000 * begin.elapsed_time(end) / graphs[which][1])
+    with cuda_events.sampling(GPU, WARM) as sampler:
+        for _ in range(ROUNDS):
+            for which in random.sample(range(2), 2):
+                took[which].append(sampler(cases[which]).latency_us)
     earlier_us, now_us = map(median, took)
     differs = (outputs[0].float() - outputs[1].float()).abs().max().item()
     about = {"head_dim": shape.head_dim, "tile": tile, "causal": shape.causal, "values": shape.values}

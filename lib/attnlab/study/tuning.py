@@ -24,10 +24,12 @@ FEW_QUERIES = 64
 """The most queries over more keys that count as few."""
 MANY_KEYS = 1024
 """The number of keys from which splitting them pays, where tiles of rows are fewer than the multiprocessors."""
-BY_VALUES = {"lazy": 0.94}
+BY_VALUES = dict.fromkeys(("lazy", "few", "pairs"), 0.94)
 """The factor on the latency of a kernel whose time depends on the values, over keys of several tiles.
 
-Tuning has the slowest of several distributions. On the others such a kernel takes 10 to 20 % less, others the same."""
+Tuning has the slowest of 3 distributions: for these kernels that is stairs, where exact kernels take up to 6 % less.
+On the other 2 these take 10 to 20 % less than on stairs, and exact kernels take the same. So their mean over the 3 is
+at most (1 + 2 x 0.9) / 3 = 0.93 of the slowest; the factor is a little larger."""
 ROWS_COUNT = 2
 """The weight of a distance in rows over one in heads or keys: more rows soon shift the limit from reads to products."""
 
@@ -78,7 +80,7 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
 
         In a round each multiprocessor has one work item. Items that run at once on one multiprocessor share it, and
         count as if they took turns. In a pass an item goes through as many keys as a tile holds. Under a causal mask
-        items differ in length and even out, and with `rows` keys may be split: there it is the latency itself.
+        items differ in length and even out, and with `rows` keys may be split: it is not scaled there.
         """
         latency_us = self.latency_us * (BY_VALUES.get(self.rung, 1.0) if shape.kv_len > tile.keys else 1.0)
         if self.causal or self.rows:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnlab.base import paths
 from attnlab.compile import nvrtc
-from attnlab.measuring.kernels import maps, rungs
+from attnlab.measuring.kernels import launch, maps, rungs
 from attnlab.measuring.kernels.launch import Launch, Maps, Parameters
 from attnlab.measuring.kernels.problem import Strides
 from attnlab.measuring.subjects import outputs
@@ -137,19 +137,24 @@ class _Launches:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
         ctas, rows = device.multi_processor_count, instance.rows
         self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
-        self.dtype, self.grid = str(q.dtype).removeprefix("torch."), problem.grid(ctas)
-        self.functions = _compiled(self.dtype, instance, causal, q.get_device())
+        grid = problem.grid(ctas)
+        functions = _compiled(str(q.dtype).removeprefix("torch."), instance, causal, q.get_device())
         self.sizes = problem.workspace(instance.head_dim, rows)
         heads, of_head = problem.batch * problem.heads, problem.tiles * rows
         row_ctas = heads * of_head // (OTHER_THREADS // (instance.head_dim // 8))
-        self.before = row_ctas + -(-max(problem.all_tasks, problem.all_steps) // OTHER_THREADS)
-        self.after, self.shared_bytes = 0 if instance.finishes else heads * problem.tiles, instance.shared_bytes
+        before = row_ctas + -(-max(problem.all_tasks, problem.all_steps) // OTHER_THREADS)
         address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
         dk, dv = (torch.empty_like(tensor, device="meta") for tensor in (k, v))
         boxes = ((q, rows), (k, KEYS), (v, KEYS), (dout, rows), (dk, STORED_ROWS), (dv, STORED_ROWS))
         encoded = [maps.strided(tensor, address, box) for tensor, box in boxes]
         self.maps = Maps(encoded, [problem])
-        self.own, self.first = _Own(problem), _Own(problem, ctypes.c_int(self.grid))
+        stated: list[tuple[Any, Parameters]] = [
+            (launch.config(before, OTHER_THREADS), _Own(problem, ctypes.c_int(grid))),
+            (launch.config(grid, THREADS, instance.shared_bytes, launch.together()), self.maps),
+        ]
+        if not instance.finishes:
+            stated.append((launch.config(heads * problem.tiles, OTHER_THREADS), _Own(problem)))
+        self.kernels = [(function, *its) for function, its in zip(functions, stated, strict=False)]
         self.lock = threading.Lock()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
@@ -169,12 +174,10 @@ class _Launches:
             for name, tensor in (("out_at", out), ("dout_at", dout), ("dq_at", dq)):
                 setattr(self.problem, name, Strides(*tensor.stride()[:3]))
             self.maps.point(tuple(tensor.data_ptr() for tensor in (q, k, v, dout, dk, dv)))
-            before, main, after = self.functions
             stream = torch._C._cuda_getCurrentRawStream(q.get_device())
-            _launch(before, self.before, OTHER_THREADS, 0, stream, self.first.address, False)
-            _launch(main, self.grid, THREADS, self.shared_bytes, stream, self.maps.address, True)
-            if self.after:
-                _launch(after, self.after, OTHER_THREADS, 0, stream, self.own.address, False)
+            for function, config, parameters in self.kernels:
+                config.hStream = stream
+                _launch(config, function, parameters.address)
         return dq, dk, dv
 
 
@@ -264,9 +267,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
         Unsupported: `kernel.lazy` doesn't serve such tensors.
     """
     q, k, v = map(_mappable, (q, k, v))
-    launch = _forward_kernel().prepared(q, k, v, causal, scale).launch
-    assert isinstance(launch, SumsLaunch)
-    return launch.with_sums(q, k, v)
+    prepared = _forward_kernel().prepared(q, k, v, causal, scale).launch
+    assert isinstance(prepared, SumsLaunch)
+    return prepared.with_sums(q, k, v)
 
 
 @cache
@@ -338,18 +341,8 @@ def _explained(names: Sequence[str], log: str) -> str:
     return f"{paths.shown(paths.kernels() / SOURCE)} does not compile as {', '.join(names)}: {said}"
 
 
-def _launch(function: Any, ctas: int, threads: int, shared: int, stream: int, parameters: int, together: bool) -> None:
-    """Launch a kernel; `together` if its CTAs wait for each other, so that none may begin before all have a place."""
+def _launch(config: Any, function: Any, parameters: int) -> None:
     driver = maps.driver()
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes, config.hStream = shared, stream
-    if together:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        attribute.value.cooperative = 1
-        config.attrs, config.numAttrs = [attribute], 1
     (error,) = driver.cuLaunchKernelEx(config, function, parameters, 0)
     if error != driver.CUresult.CUDA_SUCCESS:
         raise Broken(f"the driver refuses to launch {SOURCE}: {error.name}")

@@ -231,21 +231,37 @@ class SplitLaunch(Launch):
 
 def early(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> Any:
     """The settings of a launch in clusters, before the preceding kernel has ended (programmatic dependent launch)."""
-    driver = maps.driver()
-    kinds = driver.CUlaunchAttributeID
-    alone, together = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
-    alone.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    alone = _attribute("PROGRAMMATIC_STREAM_SERIALIZATION")
     alone.value.programmaticStreamSerializationAllowed = 1
-    together.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    size = together.value.clusterDim
+    in_clusters = _attribute("CLUSTER_DIMENSION")
+    size = in_clusters.value.clusterDim
     size.x, size.y, size.z = cluster, 1, 1
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes = shared_bytes
-    config.attrs = [alone, together]
-    config.numAttrs = len(config.attrs)
-    return config
+    return config(ctas, threads, shared_bytes, alone, in_clusters)
+
+
+def together() -> Any:
+    """The attribute of a launch whose CTAs wait for each other: none begins before all have a place."""
+    attribute = _attribute("COOPERATIVE")
+    attribute.value.cooperative = 1
+    return attribute
+
+
+def config(ctas: int, threads: int, shared_bytes: int = 0, *attributes: Any) -> Any:
+    """The settings of a launch but for its stream."""
+    found = maps.driver().CUlaunchConfig()
+    found.gridDimX, found.gridDimY, found.gridDimZ = ctas, 1, 1
+    found.blockDimX, found.blockDimY, found.blockDimZ = threads, 1, 1
+    found.sharedMemBytes = shared_bytes
+    found.attrs = list(attributes)
+    found.numAttrs = len(attributes)
+    return found
+
+
+def _attribute(name: str) -> Any:
+    driver = maps.driver()
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    return attribute
 
 
 def layout(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Hashable:
