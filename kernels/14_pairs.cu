@@ -4,8 +4,7 @@
 //         together. Each has TMA bring half of the keys of a piece into the shared memory of both (multicast), so that K and V
 //         come through the L2 once for the two. A piece is overwritten once both have used it; under the mask the tile with fewer
 //         keys goes as far as the other. Where keys are split, results go to the workspace: what is in pairs merges in no
-//         cluster. All else is rung 12's: packing, the lazy softmax, turns, and the kernel that merges. As in rung 11, Q is in
-//         registers, and at D = 128 5 of 8 probabilities are made behind the wait for the product before.
+//         cluster. All else is rung 12's: packing, the lazy softmax, turns, and the kernel that merges.
 // Gained  in h200-2026-11-28-decode, over rung 12 with 64 queries of 4 heads: 1.06 to 1.09x at 8 and 32 sequences of 1024 keys and
 //         more, where flash-attn-4 takes 0.97 to 1.00 of its time; at one sequence 0.89x at 1024 keys, where rung 12 merges in
 //         clusters, 1.07x at 8192 and at 32,768.
@@ -34,9 +33,9 @@ __device__ __forceinline__ void arrive_in_cluster(unsigned barrier) {
 template <typename T, int KEYS> struct LazyRows {
     float offset[2] = {}, sum[2] = {}, shrink[2];
 
-    // A tile's scores become exponents. Returns whether a row rose too far for its offset, and O is to be multiplied by
+    // A tile's scores become probabilities. Returns whether a row rose too far for its offset, and O is to be multiplied by
     // `shrink`.
-    __device__ __forceinline__ bool subtract_offsets(float (&s)[KEYS / 2], float scale_log2, bool first) {
+    __device__ __forceinline__ bool exponentiate(float (&s)[KEYS / 2], float scale_log2, bool first) {
         if (first)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -66,15 +65,12 @@ template <typename T, int KEYS> struct LazyRows {
                 for (int n = 2 * half; n < KEYS / 2; n += 4) s[n] -= by, s[n + 1] -= by;
             }
         }
-        return rises;
-    }
-    // Exponents from BEGIN to before END become probabilities.
-    template <int BEGIN, int END> __device__ __forceinline__ void exponentiate(float (&s)[KEYS / 2]) {
 #pragma unroll
-        for (int n = BEGIN; n < END; ++n) {
+        for (int n = 0; n < KEYS / 2; ++n) {
             s[n] = exp2_approx(s[n]);
             sum[n / 2 % 2] += s[n];
         }
+        return rises;
     }
 };
 
@@ -152,34 +148,28 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         seen[half] = CAUSAL ? min(end, problem.seen(keys, first + own + lane / 4 + 8 * half)) : end;
-    // How many of a tile's probabilities are made before the wait for the product before: the others overlap the packing of P.
-    constexpr int EARLY = D == 128 ? KEYS / 2 * 3 / 8 : KEYS / 2;
-    const auto subtract_offsets = [&](int tile) {
+    const auto exponentiate = [&](int tile) {
         const int first_key = begin + tile * KEYS;
         if (first_key + KEYS > all_see) {
 #pragma unroll
             for (int n = 0; n < KEYS / 2; ++n)
                 if (first_key + n / 4 * 8 + lane % 4 * 2 + n % 2 >= seen[n / 2 % 2]) s[n] = -infinity();
         }
-        return lazy.subtract_offsets(s, problem.scale * LOG2_E, tile == 0);
+        return lazy.exponentiate(s, problem.scale * LOG2_E, tile == 0);
     };
     const auto pack_probabilities = [&] {
 #pragma unroll
         for (int n = 0; n < KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
     };
     const int consumer = __shfl_sync(~0u, warp / 4, 0);
-    unsigned query[D / 16][4];  // in registers, so that products read a fifth less of shared memory
-#pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-        const unsigned columns = shared_address(q_tile + consumer * 64 * D) + d / 4 * 64 * 128;
-        load_matrices(query[d], columns + swizzled_offset(own % 64 + lane % 16, 2 * (d % 4) + lane / 16));
-    }
     const auto multiply_query_by_keys = [&](int piece) {
+        const auto of_q = descriptor(shared_address(q_tile + consumer * 64 * D), 16, 1024);
         const auto of_k = descriptor(shared_address(at(piece)), 16, 1024);
         begin_products();
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
-            multiply<T, false>(s, query[d], of_k + ((d / 4 * KEYS * 128 + d % 4 * 32) >> 4), d);
+            multiply<T, false>(s, of_q + ((d / 4 * 64 * 128 + d % 4 * 32) >> 4),
+                               of_k + ((d / 4 * KEYS * 128 + d % 4 * 32) >> 4), d);
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&](int piece) {
@@ -214,8 +204,7 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
         finish_products<0>(s);
         pass_turn<WARPGROUPS>(consumer);
         release(0);
-        subtract_offsets(0);
-        lazy.template exponentiate<0, KEYS / 2>(s);
+        exponentiate(0);
         pack_probabilities();
     }
     // The scores of a tile are computed beside O of the one before, and its softmax runs beside that.
@@ -229,10 +218,8 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
         pass_turn<WARPGROUPS>(consumer);
         finish_products<1>(s);
         release(2 * tile);
-        const bool rises = subtract_offsets(tile);
-        lazy.template exponentiate<0, EARLY>(s);
         // ptxas moves the wait for O up before the exponentials, but not out of a branch.
-        if (rises) {
+        if (exponentiate(tile)) {
             finish_products<0>(out);
             release(2 * tile - 1);
 #pragma unroll
@@ -241,7 +228,6 @@ pairs(const T* q, const T*, const T*, T* o, float* workspace, const int* kv_lens
             finish_products<0>(out);
             release(2 * tile - 1);
         }
-        lazy.template exponentiate<EARLY, KEYS / 2>(s);
         pack_probabilities();
     }
     if (tiles > 0) {
