@@ -18,7 +18,7 @@ from attnlab.measuring.session import checks as checking
 from attnlab.measuring.session import rounds
 from attnlab.measuring.subjects import inputs, outputs, registry, sdpa
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
-from attnlab.measuring.subjects.oracle import of_each_head
+from attnlab.measuring.subjects.oracle import composed, of_each_head
 from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import schema
 from attnlab.study import implementations
@@ -50,8 +50,14 @@ SHAPES = [
     DECODE.resized(seq_len=5, causal=True, kv_heads=2),
     DECODE.resized(seq_len=5, layout="tokens first", scale=0.4, causal=True),
     TRAINING.resized(layout="tokens first", scale=0.3),
+    TRAINING.resized(direction="backward"),
+    TRAINING.resized(direction="backward", causal=True, kv_heads=1, layout="tokens first", scale=0.3),
 ]
-DTYPES = {"forward": ("float32", "bfloat16", "float16"), "training": ("bfloat16", "float16")}
+DTYPES = {
+    "forward": ("float32", "bfloat16", "float16"),
+    "training": ("bfloat16", "float16"),
+    "backward": ("bfloat16", "float32"),
+}
 
 
 # Inputs
@@ -75,11 +81,12 @@ def test_inputs_are_contiguous_or_hold_a_tokens_heads_side_by_side_and_in_traini
 def test_the_oracle_is_attention(shape):
     drawn = inputs.draw(shape, 0, CPU)
     sequences, scale = shape.sequences if shape.lengths == "spread" else (), shape.scale or None
-    exact = Gate(drawn, shape.causal, sequences=sequences, scale=scale)._oracle
+    alone = shape.direction == "backward"
+    exact = Gate(drawn, shape.causal, sequences=sequences, scale=scale, backward=alone)._oracle
     right = partial(repeated, scale=scale)
     given = tuple(tensor.double() for tensor in drawn)
-    if shape.direction == "training":
-        expected = with_gradients(right, given, shape.causal)
+    if shape.trains:
+        expected = with_gradients(right, given, shape.causal)[alone:]
     elif shape.lengths == "spread":
         expected = (by_sequence(right, *given, shape.causal, sequences),)
     else:
@@ -123,7 +130,7 @@ def test_what_is_honest_passes_or_torch_says_why_not(name, shape):
         return
     assert subject.alive, subject.reason
     assert checks["passed"].all()
-    extremes = schema.EXTREMES if shape.direction == "forward" else ()
+    extremes = () if shape.trains else schema.EXTREMES
     expected = [("before", shape.values), *(("before", kind) for kind in extremes), ("after", shape.values)]
     assert [*zip(checks["moment"], checks["inputs"], strict=True)] == expected
     assert (set(checks["route"]), set(checks["values"])) == ({"call"}, {shape.values})
@@ -317,6 +324,52 @@ def test_a_saboteur_of_training_is_caught_and_the_reason_says_at_what(spoil, sai
     before = [] if said.startswith("after timing") else ["before timing, call: "]
     assert subject.reason.startswith("".join([*before, said])), subject.reason
     assert checks["passed"].tolist() == [True] * (not before) + [False]
+
+
+@pytest.mark.parametrize("kind", ["sd 24", "stairs 12"])
+@pytest.mark.parametrize("direction", ["training", "backward"])
+def test_gradients_of_other_values_pass_and_who_is_wrong_there_alone_is_caught(kind, direction):
+    shape = TRAINING.resized(direction=direction, values=kind, dtype="bfloat16", heads=8, seq_len=96)
+
+    def right_on_small_scores(q, k, v, causal):
+        scale = q.shape[3] ** -0.5
+        return sdpa.sdpa(q, k, v, causal, scale * (0.8 if (q @ k.mT).max() * scale > 10 else 1))
+
+    for call in (sdpa.sdpa, right_on_small_scores):
+        subject, _ = gated(Implementation("kernel.mine", call), shape)
+        assert subject.alive == (call is sdpa.sdpa), subject.reason
+        assert gated(Implementation("kernel.mine", call), shape.plain)[0].alive
+
+
+class KeepsO(torch.autograd.Function):
+    """Keeps O where autograd doesn't see it: a backward pass whose forward pass is made again has that of before."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.output, ctx.causal = composed(q, k, v, causal), causal
+        return ctx.output.clone()
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v = (tensor.double() for tensor in ctx.saved_tensors)
+        p = torch.softmax(q @ k.mT / math.sqrt(q.shape[3]), -1)
+        ds = p * (dout.double() @ v.mT - (dout * ctx.output).sum(-1, keepdim=True)) / math.sqrt(q.shape[3])
+        return *(x.to(dout.dtype) for x in (ds @ k, ds.mT @ q, p.mT @ dout.double())), None
+
+
+def test_a_backward_pass_alone_is_of_the_forward_pass_of_the_values_in_place():
+    shape = TRAINING.resized(direction="backward")
+    windows = inputs.Windows(shape, CPU, 3)
+    on, refresh = honest().on(windows, shape)
+    for seed in range(3):
+        windows.draw(seed)
+        refresh()
+        for window in (0, 2):
+            expected = with_gradients(sdpa.sdpa, windows[window], False)[1:]
+            assert all(map(torch.equal, on(window)(), expected))
+    subject, _ = gated(Implementation("kernel.saboteur", KeepsO.apply), shape)
+    assert subject.reason.startswith("after timing, call: error of d"), subject.reason
 
 
 def test_gradients_of_each_query_head_are_not_those_of_the_head_that_is_shared():

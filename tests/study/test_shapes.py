@@ -44,6 +44,8 @@ TRAINING = Shape(2, 3, 5, 4, direction="training")
         # Seven products of 2·150·4 FLOPs; every exponential twice; Q, K, V, O and the gradients of all four
         (TRAINING, 150, 7 * 2 * 150 * 4, 300, 120, 120, 8 * 120 * 2),
         (TRAINING.resized(causal=True), 90, 14 * 90 * 4, 180, 120, 120, 8 * 120 * 2),
+        # Five of the products, and no exponential of a forward pass; O is read
+        (TRAINING.resized(direction="backward"), 150, 10 * 150 * 4, 150, 120, 120, 8 * 120 * 2),
         # 2·3·5² scores still, and K, V, dK and dV a third as large
         (TRAINING.resized(kv_heads=1), 150, 14 * 150 * 4, 300, 120, 40, 4 * (120 + 40) * 2),
     ],
@@ -138,7 +140,7 @@ def test_a_shape_resized_keeps_what_it_shares():
             for scale in (-1, math.inf, math.nan, "1", True, None)
         ),
         ({"lengths": "ragged"}, "unknown lengths 'ragged'; known are equal, spread"),
-        ({"direction": "backward"}, "unknown direction 'backward'; known are forward, training"),
+        ({"direction": "sideways"}, "unknown direction 'sideways'; known are forward, training, backward"),
     ],
 )
 def test_axes_that_do_not_go_together_are_told(axes, said):

@@ -14,11 +14,13 @@ SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
 PEERS = {
     "peer.flex": (),
     "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
+    "peer.flash4_deterministic": ("flash-attn-4", "nvidia-cutlass-dsl"),
     "peer.cudnn": ("nvidia-cudnn-frontend",),
     "peer.flashinfer": ("flashinfer-python", "apache-tvm-ffi"),
     "peer.xformers": ("xformers",),
 }
-"""By the name of each, a module of `measuring.peers`: the packages whose versions a run on a GPU records."""
+"""By the name of each, a module of `measuring.peers` and maybe a variant: the packages whose versions a run on a GPU
+records."""
 REFERENCES = ("reference.float64",)
 FP8_KERNEL, CUDNN_FP8 = f"{ladder.PREFIX}fp8", "peer.cudnn_fp8"
 FP8_QUANTIZING = (f"{FP8_KERNEL}_quantizing", f"{FP8_KERNEL}_quantizing_rotated")

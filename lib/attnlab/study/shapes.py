@@ -8,7 +8,7 @@ from attnlab.study import values as kinds
 
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LENGTHS = ("equal", "spread")
-DIRECTIONS = ("forward", "training")
+DIRECTIONS = ("forward", "training", "backward")
 LAYOUTS = ("heads first", "tokens first")
 
 
@@ -24,7 +24,8 @@ class Shape:
             query sees all keys, as where the first keys come from a cache.
         lengths: ``equal``, or ``spread``: sequences end to end without padding, the i-th of B with i/B of `seq_len`
             tokens, rounded up.
-        direction: ``forward``, or ``training``: the forward and the backward pass, with the gradients of Q, K and V.
+        direction: ``forward``; ``training``: the forward and the backward pass, with the gradients of Q, K and V; or
+            ``backward``: these gradients alone, from a forward pass that was made before.
         layout: ``heads first``, contiguous tensors; or ``tokens first``, transposed views of (B, S, H, D), as a model's
             projections leave them.
         scale: the factor of the scores; 0, the default, for 1/√D.
@@ -74,23 +75,18 @@ class Shape:
 
     def _axes_that_do_not_go_together(self) -> dict[str, object]:
         kind, _ = kinds.split(self.values)
-        spread, training, other_keys = (
-            self.lengths == "spread",
-            self.direction == "training",
-            self.kv_len != self.seq_len,
-        )
+        spread, other_keys = self.lengths == "spread", self.kv_len != self.seq_len
         counts = f"{self.kv_len} for {self.seq_len}"
         return {
             f"kv_heads must divide heads, and {self.kv_heads} doesn't divide {self.heads}": self.heads % self.kv_heads,
-            "lengths: spread is for direction: forward": spread and training,
+            "lengths: spread is for direction: forward": spread and self.trains,
             "lengths: spread is for layout: heads first": spread and self.layout != LAYOUTS[0],
             "lengths: spread is for scale: 0.0": spread and self.scale,
             f"values: {self.values} is for lengths: equal": spread and kinds.KINDS[kind].placed,
             f"values: {self.values} is for a head_dim of at least 8, not {self.head_dim}": self.head_dim < 8
             and kind == "positional",
-            f"direction: training is for values: {kinds.NORMAL}": training and kind != kinds.NORMAL,
             f"lengths: spread needs as many keys as queries, not {counts}": spread and other_keys,
-            f"direction: training needs as many keys as queries, not {counts}": training and other_keys,
+            f"direction: {self.direction} needs as many keys as queries, not {counts}": self.trains and other_keys,
             f"causal: true needs no fewer keys than queries, not {counts}": self.causal and self.kv_len < self.seq_len,
         }
 
@@ -128,6 +124,11 @@ class Shape:
     def plain(self) -> "Shape":
         """The same shape with standard normal values: shapes that differ in their values alone have it in common."""
         return replace(self, values=kinds.NORMAL)
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients are computed, of a gradient of O."""
+        return self.direction != "forward"
 
     @property
     def rows(self) -> int:
@@ -171,12 +172,12 @@ class Shape:
         times as many: the backward pass has 5 products of that size (Q·Kᵀ again, dO·Vᵀ, and those for dV, dQ and
         dK).
         """
-        return (4 if self.direction == "forward" else 14) * self.scores * self.head_dim
+        return {"forward": 4, "training": 14, "backward": 10}[self.direction] * self.scores * self.head_dim
 
     @property
     def bytes(self) -> int:
-        """Compulsory traffic: Q, K and V read once and O written once; in training also dO, dQ, dK and dV."""
-        tensors = 2 if self.direction == "forward" else 4
+        """Compulsory traffic: Q, K and V read once and O written once, or read; with gradients also dO, dQ, dK, dV."""
+        tensors = 4 if self.trains else 2
         return tensors * (self.query_elements + self.key_elements) * BYTES_PER_ELEMENT[self.dtype]
 
     @property
@@ -198,7 +199,7 @@ class Shape:
     @property
     def exponentials(self) -> int:
         """Exponentials of the softmax, one per score; in training 2, since the backward pass recomputes them."""
-        return self.scores * (1 if self.direction == "forward" else 2)
+        return self.scores * (2 if self.direction == "training" else 1)
 
 
 Shape.AXES = tuple(field.name for field in fields(Shape))

@@ -90,7 +90,7 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
     """The shape's values; before timing also the extremes, if it is the first of shapes with other values alone."""
     first = next(other for other in study.shapes if other.plain == shape.plain)
     # In training there are none: the gradients of a saturated softmax are zero.
-    extremes = moment == "before" and shape.direction == "forward" and shape == first
+    extremes = moment == "before" and not shape.trains and shape == first
     return (shape.values, *(EXTREMES if extremes else ()))
 
 
@@ -107,7 +107,8 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands =
     heads = few_heads(shape) if kind in EXTREMES else None
     sequences = shape.sequences if shape.lengths == "spread" else ()
     numbers = operands.of(windows, window)
-    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers)
+    alone = shape.direction == "backward"
+    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers, alone)
 
 
 def few_heads(shape: Shape) -> list[int] | None:

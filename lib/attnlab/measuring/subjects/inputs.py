@@ -140,7 +140,7 @@ class Windows:
             queries, values = ((elements // shape.head_dim, 1, shape.head_dim) for elements in each)
         further = tuple(windows * self._step for windows in ((self._count - 1) // 2 * self._shared, self._count // 2))
         windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
-        return [*windowed, values] + ([queries] if shape.direction == "training" else [])
+        return [*windowed, values] + ([queries] if shape.trains else [])
 
     @property
     def by_token(self) -> bool:
