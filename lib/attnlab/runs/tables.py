@@ -90,7 +90,7 @@ AXES = (
     _name("dtype", "of Q, K, V and O", key=True),
     _whole("kv_heads", "heads of keys and values", least=1, key=True),
     _whole("kv_len", "tokens of keys and values", least=1, key=True),
-    _name("lengths", "`equal`, or `spread` (varlen)", key=True),
+    _name("lengths", "`equal`, or `spread` or a law (varlen)", key=True),
     _name("direction", "`forward`, `training` (with backward) or `backward` (alone)", key=True),
     _name("layout", "`heads first` (BHSD) or `tokens first` (BSHD)", key=True),
     _number("scale", "factor of the scores; 0 for 1/√D", key=True),

@@ -11,6 +11,8 @@ FALLBACK = "sdpa.auto"
 """The implementation that `attnlab.attend` calls where its dispatch table names no other."""
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
+PACKED = ("sdpa.padded", "sdpa.each", "sdpa.varlen")
+"""These take sequences of unlike lengths alone."""
 PEERS = {
     "peer.flex": (),
     "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
@@ -49,7 +51,7 @@ def known(named: Collection[str] | None = None) -> tuple[str, ...]:
         UserError: the name of a user's function states no module or no function.
     """
     own = [name for name in callables.among(named or ()) if callables.parts(name)]
-    fixed = (*SDPA, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH, *own)
+    fixed = (*SDPA, *PACKED, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH, *own)
     if named is not None and set(named) <= set(fixed):
         return fixed
     rungs = tuple(rung.implementation for rung in ladder.load())

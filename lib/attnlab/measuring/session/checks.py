@@ -105,7 +105,7 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands =
     """
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
-    sequences = shape.sequences if shape.lengths == "spread" else ()
+    sequences = shape.sequences if shape.ragged else ()
     numbers = operands.of(windows, window)
     alone = shape.direction == "backward"
     return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers, alone)
@@ -116,7 +116,7 @@ def few_heads(shape: Shape) -> list[int] | None:
 
     The operating system draws them, so that no implementation can know them, not even by the run's seed.
     """
-    heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
+    heads = shape.heads * (1 if shape.ragged else shape.batch)
     compared = max(1, COMPARED_SCORES * heads // shape.scores)
     if compared >= heads:
         return None

@@ -129,7 +129,7 @@ class Implementation:
             if shape.direction == "backward":
                 return BackwardPass(attention, self.selected, given, shape.causal)
             return partial(with_gradients, attention, given, shape.causal)
-        if shape.lengths == "spread":
+        if shape.ragged:
             ragged = self.ragged or partial(_refused, f"{self.name} takes sequences of one length")
             q, k, v = given
             return partial(ragged, q, k, v, shape.causal, shape.sequences)
@@ -148,8 +148,8 @@ class Implementation:
 
         def refresh() -> None:
             for each in bound.values():
-                if isinstance(each, BackwardPass):
-                    each.refresh()
+                if renew := getattr(each, "refresh", None):
+                    renew()
 
         return call, refresh
 
@@ -177,8 +177,8 @@ def _forward(attention: Attention, inputs: Sequence[Tensor], causal: bool) -> tu
 class BackwardPass:
     """dQ, dK and dV of a forward pass that was made before: that of the first call, until it is made again.
 
-    Autograd keeps tensors of the forward pass. They stay where they are when `refresh` makes them again, so that a graph
-    of the call sees those of the values that are in place.
+    Autograd keeps tensors of the forward pass. They stay where they are when `refresh` makes them again, so that a
+    graph of the call sees those of the values that are in place.
     """
 
     def __init__(self, attention: Attention, selected: Callable[[], Any], given: Tensors, causal: bool) -> None:
