@@ -195,6 +195,7 @@ def test_models_are_measured_where_that_is_asked(executed):
     pytest.importorskip("transformers")
     words = executed("09_model", run=CPU, measure=True, prompt=16, tokens=3, rounds=4)
     assert "Measured here, on cpu." in words
+    assert "Prompts of unlike lengths are not measured: that needs an NVIDIA GPU." in words
     assert re.search(r"Of 24 tokens, those of SDPA are: .*attnlab.attend.: 24", words)
 
 
