@@ -24,7 +24,7 @@ WARM = {"clock": "device", "cache": "warm"}
 PLAIN = {"direction": "forward", "layout": "heads first", "lengths": "equal"}
 SHAPE = [axis for axis in frames.AXES if axis != "values"]
 OURS = {"training": ("gradients alone (`backward`)", DISPATCH), "ragged": ("unlike lengths", "kernel.ragged")}
-"""Studies whose runs add rows: what these are of, and the implementation that is ours."""
+"""Studies whose runs add rows: words for these, and the implementation that is ours."""
 
 
 def markers(name: str) -> tuple[str, str]:

@@ -55,7 +55,7 @@ SERVES = {
     "sdpa.flash": SHAPES,
     "sdpa.cudnn": [GROUPED, TRAINING, CAUSAL_TRAINING, BACKWARD],
     "sdpa.efficient": [DECODE, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING, BACKWARD],
-    **dict.fromkeys(("sdpa.padded", "sdpa.each", "sdpa.varlen"), [SPREAD, CAUSAL_SPREAD]),
+    **{name: [SPREAD, CAUSAL_SPREAD] for name in ("sdpa.padded", "sdpa.each", "sdpa.varlen")},
     "sdpa.math": [GROUPED, DECODE, GROUPED_DECODE, TRAINING, CAUSAL_TRAINING],
 }
 """The shapes that a backend of SDPA has to serve; others it may refuse with a reason."""
