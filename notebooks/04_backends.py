@@ -10,6 +10,8 @@ layouts = "h200-2026-11-28-backends"  # runs of the same device: other layouts, 
 decode = "h200-2026-11-28-decode"  # few queries over many keys;
 fp8 = "h200-2026-11-28-fp8"  # kernels in FP8
 sample = None  # a run of the study `drawn`; None: the published run's
+training = None  # a run of the study `training`; None: the published run's, if it is in data/
+ragged = None  # a run of the study `ragged`; likewise
 price_per_hour = 3.0  # of the device, in US dollars: type in yours
 head_dim = None  # None: as in the study's target
 
@@ -133,6 +135,29 @@ if sample:
     display(al.table(rows[columns], f"Every shape that {sample} drew, by the device clock."))
 
 # %% [markdown]
+# ## Gradients, and sequences of unlike lengths
+#
+# Speedups over the fastest other, by the device clock with a warm cache. `backward` is the backward pass alone, from a
+# forward pass that was made before, `training` both passes. Sequences of unlike lengths are packed end to end. SDPA takes
+# them as nested tensors (`sdpa.auto`), padded under a mask, or in a call for each.
+
+# %%
+published = {"training": "h200-2026-11-30-training", "ragged": "h200-2026-11-30-ragged"}
+is_here = {name: run == "h200-2026-11-28-main" and (al.paths.data() / name).is_dir() for name in published.values()}
+named = {study: own or (name if is_here[name] else "") for own, (study, name) in zip((training, ragged), published.items())}
+print(", ".join(f"{study}: {name or 'no run'}" for study, name in named.items()))
+
+# %%
+for study, candidate in (("training", "dispatch.attend"), ("ragged", "kernel.ragged")):
+    if name := named[study]:
+        leads = frames.over_fastest(al.where(al.load(name).samples, clock="device", cache="warm"), candidate)
+        leads["case"] = [al.Shape(**axes).plain.label for axes in leads[AXES].to_dict("records")]
+        display(al.plot.dots(leads, "speedup", "case", hue="values"))
+        columns = ["case", "values", "n", "fastest", "baseline_us", "candidate_us", "speedup", "over_sdpa"]
+        least = al.with_interval(al.worst(leads), "speedup")[columns]
+        display(al.table(least, f"{candidate} on the distribution with its least lead over the fastest other, in {name}."))
+
+# %% [markdown]
 # ## What each accepts
 
 # %%
@@ -141,7 +166,7 @@ c = c[~c.implementation.str.match("control|kernel.(?!best)") & ~c.reason.str.sta
 is_plain = (c.direction == "forward") & (c.lengths == "equal")
 traits = {dtype: is_plain & (c.dtype == dtype) for dtype in c.dtype.unique()} | {"causal": is_plain & c.causal}
 traits |= {"grouped": c.kv_heads < c.heads, "few queries": c.seq_len < c.kv_len, "BSHD": c.layout == "tokens first"}
-traits |= {"varlen": c.lengths == "spread", "training": c.direction == "training"}
+traits |= {"varlen": c.lengths != "equal", "training": c.direction != "forward"}
 share = {trait: (c.status[has] == "measured").groupby(c.implementation).mean() for trait, has in traits.items()}
 al.table(100 * pd.DataFrame(share).dropna(axis=1, how="all"), "Percent of the cases that ran and passed every check.")
 

@@ -137,7 +137,7 @@ if measures := measure and not lacking:
 
 
 # %%
-def build(folder):
+def build(folder="", **more):
     """A model of a folder, of which no code runs; or a small Llama, of weights drawn at random."""
     how = {"dtype": dtype, "attn_implementation": "sdpa"}
     if folder:
@@ -145,7 +145,7 @@ def build(folder):
         net = transformers.AutoModelForCausalLM.from_pretrained(folder, **how)
     else:
         sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
-        config = transformers.LlamaConfig(**sizes, intermediate_size=512, vocab_size=512)
+        config = transformers.LlamaConfig(**sizes | {"intermediate_size": 512, "vocab_size": 512} | more)
         net = transformers.AutoModelForCausalLM.from_config(config, **how)
     return net.to(place).eval().requires_grad_(False)
 
@@ -190,3 +190,47 @@ if measures:
     display(al.table(al.with_interval(here_verdicts[shown], "speedup"), f"Measured here, on {place.type}."))
     equal = {name: sum(int((made[name] == made["transformers.sdpa"]).sum()) for made, _ in done) for name in turns}
     print(f"Of {rounds * batch * tokens} tokens, those of SDPA are: {equal}")
+
+# %% [markdown]
+# ## Prompts of unlike lengths
+#
+# On a GPU, 2 Llamas of 8 layers read a batch of 16 prompts, padded at the left to 2,048 tokens. A law draws the lengths,
+# with the median 512. Transformers' SDPA gets a mask. `attend` packs the prompts and calls `kernel.ragged`.
+
+# %%
+reads = measures and place.type == "cuda"
+if measures and not reads:
+    print("Prompts of unlike lengths are not measured: that needs an NVIDIA GPU.")
+unlike = al.Shape(16, 16, 2048, 64, causal=True, kv_heads=4, lengths="log-normal 512 1")
+print(f"{sum(unlike.sequences):,} of {unlike.batch * unlike.seq_len:,} tokens; lengths {sorted(unlike.sequences)}")
+
+
+# %%
+def first_token(net, ids, mask):
+    """The time in µs until the first tokens after padded prompts are on the host."""
+    begin = time.perf_counter_ns()
+    net(ids, attention_mask=mask, logits_to_keep=1).logits[:, -1].argmax(-1).cpu()
+    return (time.perf_counter_ns() - begin) / 1e3
+
+
+# %%
+def read(head_dim):
+    """A row for each attention and round: the time to the first token of a model with this head dimension."""
+    width, rows = unlike.heads * head_dim, []
+    sizes = {"num_attention_heads": unlike.heads, "num_key_value_heads": unlike.kv_heads, "num_hidden_layers": 8}
+    net = build(**sizes, hidden_size=width, intermediate_size=4 * width, max_position_embeddings=unlike.seq_len)
+    places = torch.arange(unlike.seq_len, device=place)
+    mask = (places >= unlike.seq_len - torch.tensor(unlike.sequences, device=place)[:, None]).long()
+    for number in range(-1, rounds):
+        ids = torch.randint(net.config.vocab_size, mask.shape, device=place)
+        for name in random.sample(list(turns), len(turns)):
+            net.set_attn_implementation(turns[name])
+            rows.append({"implementation": name, "round": number, "latency_us": first_token(net, ids, mask)})
+    return pd.DataFrame(rows).query("round >= 0").assign(head_dim=head_dim, model=f"llama, D = {head_dim}")
+
+
+# %%
+if reads:
+    about = {axis: getattr(unlike, axis) for axis in ("batch", "heads", "kv_heads", "seq_len", "lengths")}
+    firsts = pd.concat([read(head_dim) for head_dim in (64, 128)]).assign(record="here", phase="first token", **about)
+    display(al.table(al.with_interval(verdicts_of(firsts)[shown], "speedup"), "Padded prompts of unlike lengths, here."))

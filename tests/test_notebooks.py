@@ -156,6 +156,21 @@ def test_a_drawn_sample_is_shown_whole(executed):
     assert "all baseline 5 0 1.096 0.500 1" in words
 
 
+def test_gradients_and_unlike_lengths_are_shown_where_runs_of_them_are_named(executed, monkeypatch):
+    monkeypatch.setitem(synthetic.PACE, "kernel.ragged", 0.5)
+    for name, ours, axes in (
+        ("trained", "dispatch.attend", {"direction": ["backward", "training"], "values": ["normal", "sd 24"]}),
+        ("packed", "kernel.ragged", {"lengths": "uniform 5 1"}),
+    ):
+        stated = {"sweeps": {"seq_len": [synthetic.AXES | {"seq_len": 128}, synthetic.AXES | {"seq_len": 128} | axes]}}
+        stated |= {"implementations": ["sdpa.auto", "peer.flex", ours]}
+        synthetic.write(name, synthetic.Recipe(study=synthetic.AT_TARGET | stated))
+    words = " ".join(executed("04_backends", run=CPU, training="trained", ragged="packed").split())
+    assert not re.search(BAD, words)
+    assert re.search(r"float16, backward (normal|sd 24) 2 sdpa\.auto 40\.0 30\.0 1\.33", words)
+    assert "(2, 4, 128, 64) float16, uniform 5 1 lengths normal 1 sdpa.auto 40.0 20.0 2.0000" in words
+
+
 def measured(implementations: dict[str, Any], shapes: list[al.Shape], samples: int) -> Any:
     """The CPU's run instead of one that is measured: test_measurement.py measures functions of a cell."""
     assert list(implementations) == ["mine", "sdpa.auto"]
@@ -180,6 +195,7 @@ def test_models_are_measured_where_that_is_asked(executed):
     pytest.importorskip("transformers")
     words = executed("09_model", run=CPU, measure=True, prompt=16, tokens=3, rounds=4)
     assert "Measured here, on cpu." in words
+    assert "Prompts of unlike lengths are not measured: that needs an NVIDIA GPU." in words
     assert re.search(r"Of 24 tokens, those of SDPA are: .*attnlab.attend.: 24", words)
 
 

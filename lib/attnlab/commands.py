@@ -94,7 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     pairs = {"dest": "parameters", "type": _pairs, "action": "extend", "default": [], "metavar": "PARAMS"}
     option("-p", **pairs, help="NAME=VALUE pairs")
     one = "name of a run in data/"
-    add("readme", _readme, "write the READMEs' pictures and tables from a recorded run", one)
+    add(
+        "readme",
+        _readme,
+        "write the READMEs' pictures and tables from recorded runs",
+        "names of runs in data/, by commas",
+    )
     add("explore", _explore, "write one interactive page of a recorded run", one)
     add("export", _export, "write a recorded run as two JSON files and NumPy arrays", one)
     add("close", _close, "close a run that was cut off with the replicates that it holds", one)
@@ -187,7 +192,7 @@ def _readme(options: argparse.Namespace) -> None:
     from attnlab import readme
 
     _require_checkout()
-    print(f"wrote {', '.join(map(paths.shown, readme.update(options.run)))}")
+    print(f"wrote {', '.join(map(paths.shown, readme.update(*options.run.split(','))))}")
 
 
 def _export(options: argparse.Namespace) -> None:

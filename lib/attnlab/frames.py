@@ -374,6 +374,24 @@ def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values", of: str 
     return found.assign(lacking=found["lacking"] - found["n"])
 
 
+def over_fastest(samples: pd.DataFrame, candidate: str, besides: Sequence[str] = ()) -> pd.DataFrame:
+    """A row of `compare` per shape and timing: the candidate over the fastest of SDPA's backends and peers there.
+
+    `fastest` names it, in place of `baseline`. More columns: sdpa_us of ``sdpa.auto``, and over_sdpa, the speedup over
+    that.
+
+    Args:
+        besides: implementations that are not among the others, such as one that chooses from them.
+    """
+    others = [name for name in samples["implementation"].unique() if str(name).startswith(("sdpa.", "peer."))]
+    pairs = (compare(samples[samples["implementation"].isin([other, candidate])], other) for other in others)
+    verdicts, place = pd.concat(pairs, ignore_index=True), [*AXES, *TIMING]
+    sdpa = verdicts[verdicts["baseline"] == implementations.FALLBACK].set_index(place)[["baseline_us", "speedup"]]
+    fastest = verdicts[~verdicts["baseline"].isin(besides)].sort_values("baseline_us").drop_duplicates(place)
+    sdpa = sdpa.set_axis(["sdpa_us", "over_sdpa"], axis=1)
+    return fastest.rename(columns={"baseline": "fastest"}).join(sdpa, on=place)
+
+
 def _geometric_mean(ratios: pd.Series) -> float:
     return float(np.exp(np.log(ratios).mean()))
 

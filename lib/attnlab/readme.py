@@ -3,6 +3,7 @@
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -13,12 +14,17 @@ from attnlab.base.files import write_atomically
 from attnlab.roofline import add_work
 from attnlab.runs.schema import Run
 from attnlab.study import studies
+from attnlab.study.implementations import DISPATCH, FALLBACK
 from attnlab.study.ladder import BEST, PREFIX, Recorded
+from attnlab.study.shapes import Shape
+from attnlab.study.values import ZEROS
 from attnlab.tables import markdown, with_interval
 
 WARM = {"clock": "device", "cache": "warm"}
 PLAIN = {"direction": "forward", "layout": "heads first", "lengths": "equal"}
-SHAPE = ["batch", "heads", "kv_heads", "seq_len", "kv_len", "head_dim", "causal", "dtype"]
+SHAPE = [axis for axis in frames.AXES if axis != "values"]
+OURS = {"training": ("gradients alone (`backward`)", DISPATCH), "ragged": ("unlike lengths", "kernel.ragged")}
+"""Studies whose runs add rows: words for these, and the implementation that is ours."""
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -26,18 +32,27 @@ def markers(name: str) -> tuple[str, str]:
     return f"<!-- {name}: written by `attnlab readme` -->", f"<!-- /{name} -->"
 
 
-def update(name: str) -> list[Path]:
+def update(name: str, *others: str) -> list[Path]:
     """Write the blocks of both READMEs and the picture from a run of the study `gpu`; returns the files.
+
+    Args:
+        others: runs of studies of `OURS`, whose rows are added.
 
     Raises UserError: there is no such run, it is of another study or of a CPU, or a README has no markers.
     """
-    run = frames.load(name)
-    device, study = run.manifest["device"], run.manifest["study"]["name"]
-    if not run.complete or (device["kind"], study) != ("cuda", "gpu"):
-        raise UserError(f"{name!r} is no complete run of the study 'gpu' on a GPU: name another run")
+    run, *more = loaded = [frames.load(one) for one in (name, *others)]
+    for one in loaded:
+        device, study = one.manifest["device"], one.manifest["study"]["name"]
+        wanted = ["gpu"] if one is run else list(OURS)
+        if not one.complete or device["kind"] != "cuda" or study not in wanted:
+            known = " or ".join(map(repr, wanted))
+            raise UserError(f"{one.name!r} is no complete run of the study {known} on a GPU: name another run")
     picture = paths.ROOT / "figures" / f"{name}.svg"
     written = {picture: _picture(run)}
-    for readme, block, text in (("README.md", "run", _results(run)), ("kernels/README.md", "ladder", _ladder(run))):
+    for readme, block, text in (
+        ("README.md", "run", _results(run, more)),
+        ("kernels/README.md", "ladder", _ladder(run)),
+    ):
         begin, end = markers(block)
         path = paths.ROOT / readme
         before = path.read_text()
@@ -66,16 +81,56 @@ def _picture(run: Run) -> bytes:
     return buffer.getvalue()
 
 
-def _results(run: Run) -> str:
-    """A row for each shape, on the input distribution where `kernel.best` leads the fastest other least."""
-    fastest = _over_fastest(run)
+def _results(run: Run, others: list[Run]) -> str:
+    """A row for each shape, on the input distribution where our kernel leads the fastest other least."""
+    samples = run.samples[frames.is_equal(run.samples, WARM | PLAIN) & (run.samples["values"] != ZEROS)]
+    fastest = frames.over_fastest(samples, BEST, [FALLBACK])
     least = frames.worst(fastest)
     is_worst = least["speedup"] == least["speedup"].min()
     grouped = (least["kv_heads"] < least["heads"]) | (least["head_dim"] == 256)
     rows = least[(least["n"] > 1) | grouped | (least["seq_len"] == 16384) | is_worst].assign(kv=-least["kv_heads"])
     rows = rows.sort_values(["head_dim", "kv", "seq_len", "batch", "causal"])
     errors = frames.compare_errors(run.checks[frames.is_equal(run.checks, PLAIN)])
-    largest = errors[errors["candidate"] == BEST].groupby(SHAPE)["rms_ratio"].max()
+    each = [_table(rows, errors), *map(_more, others)]
+    table, leads = pd.concat([one for one, _ in each]), pd.concat([one for _, one in each])
+    lines = markdown(table).split("\n")
+    bold = 2 + int(leads.to_numpy().argmin())
+    lines[bold] = "| " + " | ".join(f"**{cell}**" for cell in lines[bold].strip("| ").split(" | ")) + " |"
+    alt = "Throughput over the sequence length at head dimension 128, with and without the causal mask"
+    ours = frames.worst(errors, frames.AXES, "rms_ratio").set_index("candidate").loc[BEST]
+    leads = frames.worst(fastest, [axis for axis in frames.AXES if axis != "head_dim"]).set_index("head_dim")["mean"]
+    about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
+    lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
+    of = [(*OURS[other.manifest["study"]["name"]], other.name) for other in others]
+    added = "".join(f" Rows of {words} are of `{name}` in run `{other}`." for words, name, other in of)
+    legend = (
+        f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. A shape is "
+        "batch, heads (of Q/K), queries (over keys), head dimension. attnlab is `kernel.best`. Each row has the input "
+        "distribution with its least lead over the fastest other, of N timed (`worst of`). The lead has its 95 % "
+        f"interval, the error is the largest RMS error. Bold: the worst case. Geometric means of {len(fastest)} cases: "
+        f"lead {lead}; error {ours['mean']:.2f} times cuDNN's, {ours['rms_ratio']:.2f} at worst ({ours['values']})."
+        f"{added}*"
+    )
+    return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n" + "\n".join(lines)
+
+
+def _more(run: Run) -> tuple[pd.DataFrame, pd.Series]:
+    """The rows of a run of one of `OURS`, and their leads."""
+    _, name = OURS[run.manifest["study"]["name"]]
+    is_own = lambda rows: (rows["direction"] == "backward") | (rows["lengths"] != "equal")  # noqa: E731
+    samples = run.samples[frames.is_equal(run.samples, WARM) & is_own(run.samples)]
+    rows = frames.worst(frames.over_fastest(samples, name)).sort_values(["head_dim", "seq_len", "batch", "causal"])
+    checks = run.checks[is_own(run.checks)]
+    has_cudnn = (checks["implementation"] == "sdpa.cudnn").any()
+    return _table(rows, frames.compare_errors(checks) if has_cudnn else None)
+
+
+def _table(rows: pd.DataFrame, errors: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.Series]:
+    """Rows of `worst` as README shows them, with the candidate's largest errors over cuDNN's; and their leads."""
+    largest = pd.Series("—", index=rows.index)
+    if errors is not None:
+        ours = errors[errors["candidate"].isin(rows["candidate"])].groupby(SHAPE)["rms_ratio"].max()
+        largest = ours.reindex(pd.MultiIndex.from_frame(rows[SHAPE])).map("{:.2f}".format)
     table = pd.DataFrame(
         {
             "B, H, S, D": [_shape_words(row) for row in rows.to_dict("records")],
@@ -85,44 +140,20 @@ def _results(run: Run) -> str:
             "over SDPA": rows["over_sdpa"].map("{:.2f}".format),
             "over fastest other": with_interval(rows, "speedup")["speedup"],
             "worst of": rows["n"].astype(str) + ": " + rows["values"],
-            "error / cuDNN's": largest.reindex(pd.MultiIndex.from_frame(rows[SHAPE])).map("{:.2f}".format).array,
+            "error / cuDNN's": largest.array,
         }
     )
-    lines = markdown(table).split("\n")
-    bold = 2 + int(rows["speedup"].to_numpy().argmin())
-    lines[bold] = "| " + " | ".join(f"**{cell}**" for cell in lines[bold].strip("| ").split(" | ")) + " |"
-    alt = "Throughput over the sequence length at head dimension 128, with and without the causal mask"
-    ours = frames.worst(errors, frames.AXES, "rms_ratio").set_index("candidate").loc[BEST]
-    leads = frames.worst(fastest, [axis for axis in frames.AXES if axis != "head_dim"]).set_index("head_dim")["mean"]
-    about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
-    lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
-    legend = (
-        f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. A shape is "
-        "batch, heads (of Q/K), queries (over keys), head dimension. attnlab is `kernel.best`. Each row has the input "
-        "distribution with its least lead over the fastest other, of N timed (`worst of`). The lead has its 95 % "
-        f"interval, the error is the largest RMS error. Bold: the worst case. Geometric means of {len(fastest)} cases: "
-        f"lead {lead}; error {ours['mean']:.2f} times cuDNN's, {ours['rms_ratio']:.2f} at worst ({ours['values']}).*"
-    )
-    return f"![{alt}](figures/{run.name}.svg)\n\n{legend}\n\n" + "\n".join(lines)
+    return table, rows["speedup"]
 
 
-def _over_fastest(run: Run) -> pd.DataFrame:
-    """`kernel.best` over the fastest that is no kernel of ours, a row for each shape and input distribution."""
-    samples = run.samples[frames.is_equal(run.samples, WARM | PLAIN) & (run.samples["values"] != "zeros")]
-    others = [name for name in samples["implementation"].unique() if name.startswith(("sdpa.", "peer."))]
-    pairs = (frames.compare(samples[samples["implementation"].isin([other, BEST])], other) for other in others)
-    verdicts, axes = pd.concat(pairs, ignore_index=True), [*SHAPE, "values"]
-    sdpa = verdicts[verdicts["baseline"] == "sdpa.auto"].set_index(axes)[["baseline_us", "speedup"]]
-    fastest = verdicts[verdicts["baseline"] != "sdpa.auto"].sort_values("baseline_us").drop_duplicates(axes)
-    fastest = fastest.rename(columns={"baseline": "fastest"})
-    return fastest.join(sdpa.set_axis(["sdpa_us", "over_sdpa"], axis=1), on=axes)
-
-
-def _shape_words(row: dict[str, object]) -> str:
+def _shape_words(row: dict[str, Any]) -> str:
+    sequences = Shape(**{axis: row[axis] for axis in frames.AXES}).sequences
+    tokens = f"{min(sequences)} to {row['seq_len']}" if row["lengths"] != "equal" else row["seq_len"]
     keys = f" over {row['kv_len']}" if row["kv_len"] != row["seq_len"] else ""
     heads = f"{row['heads']}" if row["kv_heads"] == row["heads"] else f"{row['heads']}/{row['kv_heads']}"
     mask = " causal" if row["causal"] and row["seq_len"] != 1 else ""
-    return f"{row['batch']}, {heads}, {row['seq_len']}{keys}, {row['head_dim']}{mask} {row['dtype']}"
+    direction = "" if row["direction"] == "forward" else f" {row['direction']}"
+    return f"{row['batch']}, {heads}, {tokens}{keys}, {row['head_dim']}{mask} {row['dtype']}{direction}"
 
 
 def _ladder(run: Run) -> str:

@@ -3,10 +3,11 @@
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
+from statistics import median
 
 import pytest
 import torch
-from conftest import forget_choices, gated, told
+from conftest import forget_choices, gated, timed, told
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,6 +24,7 @@ from attnlab.measuring.subjects.sdpa import REGISTRY
 from attnlab.runs import tuned
 from attnlab.serving import calls
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu", "released")]
 
@@ -35,7 +37,8 @@ SPREAD = Shape(4, 8, 200, 64, lengths="spread")
 CAUSAL_SPREAD = SPREAD.resized(causal=True)
 TRAINING = Shape(2, 4, 128, 64, direction="training")
 CAUSAL_TRAINING = Shape(8, 8, 512, 64, causal=True, direction="training")
-SHAPES = [GROUPED, DECODE, GROUPED_DECODE, SPREAD, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING]
+BACKWARD = CAUSAL_TRAINING.resized(direction="backward", values="sd 24")
+SHAPES = [GROUPED, DECODE, GROUPED_DECODE, SPREAD, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING, BACKWARD]
 # cuDNN's kernel for one query isn't the same in every bit from run to run, and torch's call of it for sequences end to
 # end can't be captured, nor can the math backend's: the gate refuses all these, and so what SDPA chooses for one query.
 CAUGHT = {
@@ -50,8 +53,9 @@ CAUGHT = {
 SERVES = {
     "sdpa.auto": SHAPES,
     "sdpa.flash": SHAPES,
-    "sdpa.cudnn": [GROUPED, TRAINING, CAUSAL_TRAINING],
-    "sdpa.efficient": [DECODE, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING],
+    "sdpa.cudnn": [GROUPED, TRAINING, CAUSAL_TRAINING, BACKWARD],
+    "sdpa.efficient": [DECODE, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING, BACKWARD],
+    **{name: [SPREAD, CAUSAL_SPREAD] for name in ("sdpa.padded", "sdpa.each", "sdpa.varlen")},
     "sdpa.math": [GROUPED, DECODE, GROUPED_DECODE, TRAINING, CAUSAL_TRAINING],
 }
 """The shapes that a backend of SDPA has to serve; others it may refuse with a reason."""
@@ -113,6 +117,18 @@ def test_stale_gradients_are_caught_on_a_gpu_too():
     assert "error of d" in subject.reason, subject.reason
 
 
+@pytest.mark.parametrize("name", ["sdpa.auto", "sdpa.flash", "dispatch.attend"])
+def test_a_backward_pass_alone_is_timed_in_graphs_on_values_never_seen_before(name):
+    timing = Timing(clock="device", cache="warm")
+    passes = {direction: BACKWARD.resized(direction=direction) for direction in ("backward", "training")}
+    took = {}
+    for direction, shape in passes.items():
+        subject, samples = timed(registry.find(name), shape, timing, "cuda", samples=10)
+        assert subject.alive, subject.reason
+        took[direction] = median(row["latency_us"] for row in samples)
+    assert 0.4 < took["backward"] / took["training"] < 0.95
+
+
 # Peers
 
 NOT_THERE = ("is not installed", " lacks ", "flash-attn-4 refuses", "nvidia-cudnn-frontend uses cuDNN")
@@ -126,7 +142,8 @@ PEERS = {
         Shape(4, 8, 1, 64, dtype="bfloat16", kv_heads=2, kv_len=512),
         CAUSAL_TRAINING,
     ],
-    "peer.flash4": [PLAIN.resized(causal=True), GROUPED, CAUSAL_SPREAD, CAUSAL_TRAINING],
+    "peer.flash4": [PLAIN.resized(causal=True), GROUPED, CAUSAL_SPREAD, CAUSAL_TRAINING, BACKWARD],
+    "peer.flash4_deterministic": [CAUSAL_TRAINING, BACKWARD],
     "peer.cudnn": [
         *(PLAIN, HALF_CAUSAL, SCALED, GROUPED),
         PLAIN.resized(causal=True, layout="tokens first"),

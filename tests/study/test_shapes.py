@@ -1,14 +1,18 @@
 """The arithmetic of a shape, against numbers worked by hand."""
 
 import math
+import random
 import re
+from itertools import product
+from statistics import median, quantiles
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlab.study.shapes import Shape
+from attnlab.study.shapes import LAWS, Shape
 
+KNOWN_LENGTHS = f"known are {', '.join(['equal', 'spread', *LAWS])}"
 sizes = st.integers(1, 4096)
 
 
@@ -44,6 +48,8 @@ TRAINING = Shape(2, 3, 5, 4, direction="training")
         # Seven products of 2·150·4 FLOPs; every exponential twice; Q, K, V, O and the gradients of all four
         (TRAINING, 150, 7 * 2 * 150 * 4, 300, 120, 120, 8 * 120 * 2),
         (TRAINING.resized(causal=True), 90, 14 * 90 * 4, 180, 120, 120, 8 * 120 * 2),
+        # Five of the products, and no exponential of a forward pass; O is read
+        (TRAINING.resized(direction="backward"), 150, 10 * 150 * 4, 150, 120, 120, 8 * 120 * 2),
         # 2·3·5² scores still, and K, V, dK and dV a third as large
         (TRAINING.resized(kv_heads=1), 150, 14 * 150 * 4, 300, 120, 40, 4 * (120 + 40) * 2),
     ],
@@ -60,6 +66,21 @@ def test_the_tokens_of_each_sequence():
     long, short = Shape(16, 8, 512, 64, lengths="spread"), Shape(5, 1, 2, 8, lengths="spread")
     assert (long.sequences, long.tokens) == (tuple(range(32, 513, 32)), 4352)
     assert (short.sequences, short.tokens) == ((1, 1, 2, 2, 2), 8)  # more sequences than tokens: none is empty
+
+
+def test_drawn_lengths_are_those_of_a_seed_and_of_the_law():
+    shape = Shape(32, 16, 1886, 128, dtype="bfloat16", lengths="uniform 73 1")
+    random.seed(1)  # as tools/gpu/ragged.py draws them
+    assert sorted(shape.sequences) == sorted([73, 1886, *(random.randint(73, 1886) for _ in range(30))])
+    many = Shape(4000, 1, 4096, 64, lengths="log-normal 512 3")
+    logs = [math.log(tokens) for tokens in many.sequences]
+    assert many.sequences == many.resized(causal=True).sequences != many.resized(lengths="log-normal 512 4").sequences
+    assert many.sequences[-1] == max(many.sequences) == 4096
+    assert sum(tokens == 4096 for tokens in many.sequences) == pytest.approx(0.019 * 4000, abs=30)
+    assert (median(logs), quantiles(logs, n=100)[15]) == pytest.approx((math.log(512), math.log(512) - 1), abs=0.1)
+    for law, batch, longest in product(("uniform 73 1", "log-normal 512 1"), (1, 2), (5, 100)):
+        sequences = Shape(batch, 1, longest, 64, lengths=law).sequences
+        assert (len(sequences), min(sequences) >= 1, max(sequences)) == (batch, True, longest)
 
 
 @settings(deadline=None)
@@ -137,8 +158,16 @@ def test_a_shape_resized_keeps_what_it_shares():
             ({"scale": scale}, f"scale must be a number above 0, or 0 for 1/√D, not {scale!r}")
             for scale in (-1, math.inf, math.nan, "1", True, None)
         ),
-        ({"lengths": "ragged"}, "unknown lengths 'ragged'; known are equal, spread"),
-        ({"direction": "backward"}, "unknown direction 'backward'; known are forward, training"),
+        (
+            {"lengths": "uniform 73 1", "kv_len": 32},
+            "lengths: uniform 73 1 needs as many keys as queries, not 32 for 16",
+        ),
+        *(
+            ({"lengths": law}, f"unknown lengths '{law}'; {KNOWN_LENGTHS}")
+            for law in (LAWS[0], "uniform 0 1", "normal 5 1")
+        ),
+        ({"lengths": "ragged"}, f"unknown lengths 'ragged'; {KNOWN_LENGTHS}"),
+        ({"direction": "sideways"}, "unknown direction 'sideways'; known are forward, training, backward"),
     ],
 )
 def test_axes_that_do_not_go_together_are_told(axes, said):

@@ -165,5 +165,5 @@ def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
 
 @pytest.mark.parametrize("name", ["nope", "../studies/nope", "nope.yaml", ""])
 def test_a_study_that_is_not_there_tells_which_are(name):
-    there = "backends, cpu, decode, dispatch, drawn, fp8, gpu, ladder, quick, scaling, values"
+    there = "backends, cpu, decode, dispatch, drawn, fp8, gpu, ladder, quick, ragged, scaling, training, values"
     assert told(lambda: studies.load(name)) == f"there is no study {name!r}; studies/ has {there}"

@@ -11,14 +11,18 @@ FALLBACK = "sdpa.auto"
 """The implementation that `attnlab.attend` calls where its dispatch table names no other."""
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
+PACKED = ("sdpa.padded", "sdpa.each", "sdpa.varlen")
+"""These take sequences of unlike lengths alone."""
 PEERS = {
     "peer.flex": (),
     "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
+    "peer.flash4_deterministic": ("flash-attn-4", "nvidia-cutlass-dsl"),
     "peer.cudnn": ("nvidia-cudnn-frontend",),
     "peer.flashinfer": ("flashinfer-python", "apache-tvm-ffi"),
     "peer.xformers": ("xformers",),
 }
-"""By the name of each, a module of `measuring.peers`: the packages whose versions a run on a GPU records."""
+"""By the name of each, a module of `measuring.peers` and maybe a variant: the packages whose versions a run on a GPU
+records."""
 REFERENCES = ("reference.float64",)
 FP8_KERNEL, CUDNN_FP8 = f"{ladder.PREFIX}fp8", "peer.cudnn_fp8"
 FP8_QUANTIZING = (f"{FP8_KERNEL}_quantizing", f"{FP8_KERNEL}_quantizing_rotated")
@@ -47,7 +51,7 @@ def known(named: Collection[str] | None = None) -> tuple[str, ...]:
         UserError: the name of a user's function states no module or no function.
     """
     own = [name for name in callables.among(named or ()) if callables.parts(name)]
-    fixed = (*SDPA, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH, *own)
+    fixed = (*SDPA, *PACKED, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH, *own)
     if named is not None and set(named) <= set(fixed):
         return fixed
     rungs = tuple(rung.implementation for rung in ladder.load())

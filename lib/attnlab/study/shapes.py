@@ -1,14 +1,20 @@
 """The shape of one attention problem, and the arithmetic that follows from it."""
 
 import math
+import random
+import re
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import ClassVar
 
 from attnlab.study import values as kinds
 
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LENGTHS = ("equal", "spread")
-DIRECTIONS = ("forward", "training")
+LAWS = ("uniform <least> <seed>", "log-normal <median> <seed>")
+"""Other lengths, which are drawn."""
+_LAW = re.compile(r"(uniform|log-normal) ([1-9][0-9]{0,6}) ([0-9]{1,6})")
+DIRECTIONS = ("forward", "training", "backward")
 LAYOUTS = ("heads first", "tokens first")
 
 
@@ -22,9 +28,12 @@ class Shape:
             query heads.
         kv_len: number of keys; 0, the default, for as many as queries. A causal mask is aligned to the end: the last
             query sees all keys, as where the first keys come from a cache.
-        lengths: ``equal``, or ``spread``: sequences end to end without padding, the i-th of B with i/B of `seq_len`
-            tokens, rounded up.
-        direction: ``forward``, or ``training``: the forward and the backward pass, with the gradients of Q, K and V.
+        lengths: ``equal``, or those of sequences end to end without padding, the longest of `seq_len` tokens.
+            ``spread``: the i-th of B has i/B of `seq_len`, rounded up. ``uniform 73 1``: by seed 1, evenly from 73
+            tokens on, which the first has. ``log-normal 512 1``: by seed 1, with the median 512 and a deviation of 1 in
+            the logarithm, clipped to 1 and `seq_len`.
+        direction: ``forward``; ``training``: the forward and the backward pass, with the gradients of Q, K and V; or
+            ``backward``: these gradients alone, from a forward pass that was made before.
         layout: ``heads first``, contiguous tensors; or ``tokens first``, transposed views of (B, S, H, D), as a model's
             projections leave them.
         scale: the factor of the scores; 0, the default, for 1/√D.
@@ -59,9 +68,11 @@ class Shape:
         object.__setattr__(self, "kv_len", self.kv_len or self.seq_len)
         if not isinstance(self.causal, bool):
             raise ValueError(f"causal must be true or false, not {self.causal!r}")
-        known = {"dtype": tuple(BYTES_PER_ELEMENT), "lengths": LENGTHS, "direction": DIRECTIONS, "layout": LAYOUTS}
+        known = {"dtype": tuple(BYTES_PER_ELEMENT), "direction": DIRECTIONS, "layout": LAYOUTS}
+        if not _LAW.fullmatch(str(self.lengths)):
+            known["lengths"] = (*LENGTHS, *LAWS)
         for axis, words in known.items():
-            if (word := getattr(self, axis)) not in words:
+            if (word := getattr(self, axis)) not in words or word in LAWS:
                 raise ValueError(f"unknown {axis} {word!r}; known are {', '.join(words)}")
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not 0 <= self.scale < math.inf:
             raise ValueError(f"scale must be a number above 0, or 0 for 1/√D, not {self.scale!r}")
@@ -74,23 +85,18 @@ class Shape:
 
     def _axes_that_do_not_go_together(self) -> dict[str, object]:
         kind, _ = kinds.split(self.values)
-        spread, training, other_keys = (
-            self.lengths == "spread",
-            self.direction == "training",
-            self.kv_len != self.seq_len,
-        )
+        ragged, other_keys, lengths = self.ragged, self.kv_len != self.seq_len, f"lengths: {self.lengths}"
         counts = f"{self.kv_len} for {self.seq_len}"
         return {
             f"kv_heads must divide heads, and {self.kv_heads} doesn't divide {self.heads}": self.heads % self.kv_heads,
-            "lengths: spread is for direction: forward": spread and training,
-            "lengths: spread is for layout: heads first": spread and self.layout != LAYOUTS[0],
-            "lengths: spread is for scale: 0.0": spread and self.scale,
-            f"values: {self.values} is for lengths: equal": spread and kinds.KINDS[kind].placed,
+            f"{lengths} is for direction: forward": ragged and self.trains,
+            f"{lengths} is for layout: heads first": ragged and self.layout != LAYOUTS[0],
+            f"{lengths} is for scale: 0.0": ragged and self.scale,
+            f"values: {self.values} is for lengths: equal": ragged and kinds.KINDS[kind].placed,
             f"values: {self.values} is for a head_dim of at least 8, not {self.head_dim}": self.head_dim < 8
             and kind == "positional",
-            f"direction: training is for values: {kinds.NORMAL}": training and kind != kinds.NORMAL,
-            f"lengths: spread needs as many keys as queries, not {counts}": spread and other_keys,
-            f"direction: training needs as many keys as queries, not {counts}": training and other_keys,
+            f"{lengths} needs as many keys as queries, not {counts}": ragged and other_keys,
+            f"direction: {self.direction} needs as many keys as queries, not {counts}": self.trains and other_keys,
             f"causal: true needs no fewer keys than queries, not {counts}": self.causal and self.kv_len < self.seq_len,
         }
 
@@ -130,6 +136,16 @@ class Shape:
         return replace(self, values=kinds.NORMAL)
 
     @property
+    def trains(self) -> bool:
+        """Whether gradients are computed, of a gradient of O."""
+        return self.direction != "forward"
+
+    @property
+    def ragged(self) -> bool:
+        """Whether sequences lie end to end, of unlike lengths."""
+        return self.lengths != "equal"
+
+    @property
     def rows(self) -> int:
         """The queries of all heads that share a head of K and V."""
         return self.seq_len * self.heads // self.kv_heads
@@ -144,19 +160,17 @@ class Shape:
     @property
     def sequences(self) -> tuple[int, ...]:
         """The number of queries in each sequence of the batch."""
-        if self.lengths == "equal":
-            return (self.seq_len,) * self.batch
-        return tuple(-(-self.seq_len * number // self.batch) for number in range(1, self.batch + 1))
+        return _sequences(self.lengths, self.batch, self.seq_len)
 
     @property
     def tokens(self) -> int:
         """The number of queries over the whole batch."""
-        return sum(self.sequences) if self.lengths == "spread" else self.batch * self.seq_len
+        return sum(self.sequences) if self.ragged else self.batch * self.seq_len
 
     @property
     def scores(self) -> int:
         """The number of scores that the mask leaves, over all heads."""
-        if self.lengths == "equal":
+        if not self.ragged:
             hidden = self.seq_len * (self.seq_len - 1) // 2 if self.causal else 0
             pairs = self.seq_len * self.kv_len - hidden
             return self.batch * self.heads * pairs
@@ -171,12 +185,12 @@ class Shape:
         times as many: the backward pass has 5 products of that size (Q·Kᵀ again, dO·Vᵀ, and those for dV, dQ and
         dK).
         """
-        return (4 if self.direction == "forward" else 14) * self.scores * self.head_dim
+        return {"forward": 4, "training": 14, "backward": 10}[self.direction] * self.scores * self.head_dim
 
     @property
     def bytes(self) -> int:
-        """Compulsory traffic: Q, K and V read once and O written once; in training also dO, dQ, dK and dV."""
-        tensors = 2 if self.direction == "forward" else 4
+        """Compulsory traffic: Q, K and V read once and O written once, or read; with gradients also dO, dQ, dK, dV."""
+        tensors = 4 if self.trains else 2
         return tensors * (self.query_elements + self.key_elements) * BYTES_PER_ELEMENT[self.dtype]
 
     @property
@@ -187,7 +201,7 @@ class Shape:
     @property
     def key_elements(self) -> int:
         """The number of elements of K, and of V."""
-        keys = self.tokens if self.lengths == "spread" else self.batch * self.kv_len
+        keys = self.tokens if self.ragged else self.batch * self.kv_len
         return keys * self.kv_heads * self.head_dim
 
     @property
@@ -198,7 +212,24 @@ class Shape:
     @property
     def exponentials(self) -> int:
         """Exponentials of the softmax, one per score; in training 2, since the backward pass recomputes them."""
-        return self.scores * (1 if self.direction == "forward" else 2)
+        return self.scores * (2 if self.direction == "training" else 1)
+
+
+@cache
+def _sequences(lengths: str, batch: int, longest: int) -> tuple[int, ...]:
+    """The tokens of each sequence; the last is the longest."""
+    if lengths == "equal":
+        return (longest,) * batch
+    if lengths == "spread":
+        return tuple(-(-longest * number // batch) for number in range(1, batch + 1))
+    law, number, seed = lengths.split()
+    source, stated = random.Random(int(seed)), min(int(number), longest)
+    if law == "uniform":
+        found = [stated, *(source.randint(stated, longest) for _ in range(batch - 2))]
+    else:
+        drawn = (round(source.lognormvariate(math.log(int(number)), 1)) for _ in range(batch - 1))
+        found = [min(max(1, tokens), longest) for tokens in drawn]
+    return (*found[: batch - 1], longest)
 
 
 Shape.AXES = tuple(field.name for field in fields(Shape))

@@ -156,7 +156,7 @@ class E4M3Implementation(Implementation):
     operands: InE4M3 = InE4M3()
 
     def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
-        if shape.direction == "training" or shape.lengths == "spread":
+        if shape.trains or shape.ragged:
             return super().bound(given, shape)  # which refuses these
         return self._on(self.operands.round(*given), shape)
 

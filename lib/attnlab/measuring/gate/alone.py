@@ -17,7 +17,7 @@ def differing(implementation: Implementation, given: Inputs, shape: Shape) -> in
         None where the question doesn't arise: a single sequence, sequences end to end, a backward pass, or a call that
         the implementation doesn't serve.
     """
-    if shape.batch == 1 or shape.lengths != "equal" or shape.direction != "forward":
+    if shape.batch == 1 or shape.ragged or shape.trains:
         return None
     sequence = random.SystemRandom().randrange(shape.batch)
     alone = tuple(tensor[sequence : sequence + 1] for tensor in given)

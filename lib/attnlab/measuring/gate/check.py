@@ -9,7 +9,7 @@ from torch import Tensor
 from attnlab.base.rules import GATE_FACTOR
 
 OUTPUTS = ("O", "dQ", "dK", "dV")
-"""The tensors that a call returns: in training all of these, otherwise only the first."""
+"""The tensors that a call returns: the first in a forward pass, the others in a backward one, in training all."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Check:
         rounded_once: the largest error that rounding the output to its dtype may cause; see `Gate`.
         faults: other faults than the error, in words.
         differing: the number of elements in which 2 runs on the same inputs differ.
-        drawn: the distance of O from attention of the inputs as they were drawn, before any rounding; None on extremes.
+        drawn: the distance of O, or of the gradients alone, from those of the inputs as they were drawn, before any
+            rounding; None on extremes.
         output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.
     """
 

@@ -63,6 +63,7 @@ class Gate:
         sequences: the lengths of sequences that are packed end to end; empty if a batch has one length.
         scale: the factor of the scores; None for 1/√D.
         numbers: those that are multiplied; by default, the inputs as they are.
+        backward: whether a call returns dQ, dK and dV alone.
     """
 
     def __init__(
@@ -74,48 +75,47 @@ class Gate:
         sequences: tuple[int, ...] = (),
         scale: float | None = None,
         numbers: Numbers | None = None,
+        backward: bool = False,
     ) -> None:
         self._inputs = given
         self._values = tuple(tensor.clone() for tensor in given)
         self._returned: Tensors | None = None
         self._heads = None if heads is None else torch.tensor(heads, device=given[0].device)
-        self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
+        returned = slice(int(backward), 1 if len(given) == 3 else len(OUTPUTS))
+        self._names = OUTPUTS[returned]
+        self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[returned]
         right = partial(composed, scale=scale)
         attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
         self._numbers = numbers or Numbers(given)
         every = self._numbers.now()
         compared = every if heads is None else tuple(map(self._compared, of_each_head(*every)))
-        self._oracle = exact = computed(attention, tuple(tensor.double() for tensor in compared), causal)
-        self._of_drawn = None if kind in EXTREMES else exact[0]
+        wide = tuple(tensor.double() for tensor in compared)
+        self._oracle = exact = computed(attention, wide, causal, scale)[returned]
+        self._of_drawn = None if kind in EXTREMES else _judged(exact)
         if self._of_drawn is not None and not self._numbers.as_drawn:
-            (self._of_drawn,) = computed(attention, tuple(tensor.double() for tensor in given), causal)
-        framework = self._numbers.composed(attention, compared, causal, scale, self._heads)
+            self._of_drawn = _judged(computed(attention, tuple(tensor.double() for tensor in given), causal))
+        framework = self._numbers.composed(attention, compared, causal, scale, self._heads)[returned]
         self._bounds = list(
             zip(
                 [Error.between(output, oracle) for output, oracle in zip(framework, exact, strict=True)],
-                _unavoidable(compared, causal, kind, exact, sequences, scale),
+                _unavoidable(compared, causal, kind, exact, sequences, scale)[returned],
                 [rounding.units(oracle.abs().max(), given[0].dtype).item() / 2 for oracle in exact],
                 strict=True,
             )
         )
 
-    @property
-    def _outputs(self) -> int:
-        """The number of tensors that a call returns."""
-        return 1 if len(self._inputs) == 3 else len(OUTPUTS)
-
     def check(self, output: Tensor | Tensors, faults: Sequence[str] = ()) -> Check:
         """Compare an output for this gate's inputs with the oracle.
 
         Args:
-            output: O; in training O, dQ, dK and dV. The check is then of the one whose error is the worst.
+            output: O; in training O, dQ, dK and dV, or the last 3. The check is of the one whose error is the worst.
             faults: faults that are already known.
         """
         returned = outputs.each(output)
         if wrong := self._misshapen(returned):
             return Check(UNBOUNDED, *self._bounds[0], (*faults, wrong))
         known = tuple(dict.fromkeys(faults))
-        each = zip(self.errors(returned), self._bounds, OUTPUTS, strict=False)
+        each = zip(self.errors(returned), self._bounds, self._names, strict=True)
         checks = [Check(error, *bounds, known, name) for error, bounds, name in each]
         return max(checks, key=lambda check: check.strain)
 
@@ -181,7 +181,7 @@ class Gate:
         checked = runs[:1] if repeats else runs
         worst = max((self.check(run, faults) for run in checked), key=lambda check: check.strain)
         wanted = None if self._misshapen(runs[0]) else self._of_drawn
-        drawn = None if wanted is None else Deviation.between(self._compared(runs[0][0]), wanted)
+        drawn = None if wanted is None else Deviation.between(_judged(tuple(map(self._compared, runs[0]))), wanted)
         return replace(worst, differing=differing, drawn=drawn)
 
     def _growing(self, call: Call, first: Tensors) -> list[str]:
@@ -255,6 +255,11 @@ class Gate:
 
     def _compared(self, tensor: Tensor) -> Tensor:
         return tensor if self._heads is None else tensor.flatten(0, 1)[self._heads].unsqueeze(0)
+
+
+def _judged(returned: Tensors) -> Tensor:
+    """O; of a backward pass alone all gradients, by whose elements together its accuracy is judged."""
+    return torch.cat([tensor.flatten() for tensor in returned]) if len(returned) == 3 else returned[0]
 
 
 def _unavoidable(

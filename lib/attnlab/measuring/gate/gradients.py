@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
 
 from attnlab.measuring.gate.check import Check
 from attnlab.measuring.gate.gate import Gate
-from attnlab.measuring.subjects import inputs, oracle
-from attnlab.measuring.subjects.implementation import Attention, Numbers, Tensors, Unsupported, with_gradients
+from attnlab.measuring.subjects import inputs
+from attnlab.measuring.subjects.implementation import Attention, Unsupported, with_gradients
 from attnlab.study import values
 from attnlab.study.shapes import Shape
 
@@ -40,16 +39,5 @@ def check_gradients(
         noise = torch.randn(drawn[0].shape, generator=torch.Generator(device).manual_seed(seed), device=device)
         given = (*drawn, noise.to(drawn[0].dtype))
         call = partial(with_gradients, lambda *now: attention(*now, scale), given, shape.causal)
-        found[kind] = Gate(given, shape.causal, kind, scale=scale, numbers=_Kept(given)).examine(call, repeats=repeats)
+        found[kind] = Gate(given, shape.causal, kind, scale=scale).examine(call, repeats=repeats)
     return found
-
-
-class _Kept(Numbers):
-    """The framework's errors are those of a backward pass that has O as the forward pass kept it, rounded.
-
-    Autograd's own has the probabilities instead: where one key has nearly all of the weight, errors of dS cancel.
-    """
-
-    def composed(self, attention: Attention, compared: Tensors, causal: bool, scale: Any, heads: Any) -> Tensors:
-        q, k, v, dout = compared
-        return attention(q, k, v, causal), *oracle.gradients(q, k, v, dout, causal, scale)[:3]

@@ -1,5 +1,6 @@
 """flash-attn-4. Its tensors are ``(batch, seq_len, heads, head_dim)``: views, without a copy."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,14 +11,14 @@ from attnlab.measuring.subjects.implementation import Implementation, Unsupporte
 from attnlab.measuring.subjects.sdpa import offsets
 
 
-def flash4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+def flash4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, **settings: Any) -> Tensor:
     """`flash_attn_func`, whose causal mask is aligned to the end. On Hopper it can't split keys.
 
     Raises:
         Unsupported: the package is not installed, the device is no NVIDIA GPU, or the package refuses the tensors.
     """
     tensors = [tensor.transpose(1, 2) for tensor in (q, k, v)]
-    return _called("flash_attn_func", *tensors, softmax_scale=scale, causal=causal).transpose(1, 2)
+    return _called("flash_attn_func", *tensors, softmax_scale=scale, causal=causal, **settings).transpose(1, 2)
 
 
 def flash4_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
@@ -40,3 +41,4 @@ def _called(function: str, *tensors: Tensor, **settings: Any) -> Tensor:
 
 
 IMPLEMENTATION = Implementation("peer.flash4", flash4, ragged=flash4_ragged)
+DETERMINISTIC = Implementation("peer.flash4_deterministic", partial(flash4, deterministic=True), repeats=True)

@@ -90,7 +90,7 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
     """The shape's values; before timing also the extremes, if it is the first of shapes with other values alone."""
     first = next(other for other in study.shapes if other.plain == shape.plain)
     # In training there are none: the gradients of a saturated softmax are zero.
-    extremes = moment == "before" and shape.direction == "forward" and shape == first
+    extremes = moment == "before" and not shape.trains and shape == first
     return (shape.values, *(EXTREMES if extremes else ()))
 
 
@@ -105,9 +105,10 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands =
     """
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
-    sequences = shape.sequences if shape.lengths == "spread" else ()
+    sequences = shape.sequences if shape.ragged else ()
     numbers = operands.of(windows, window)
-    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers)
+    alone = shape.direction == "backward"
+    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers, alone)
 
 
 def few_heads(shape: Shape) -> list[int] | None:
@@ -115,7 +116,7 @@ def few_heads(shape: Shape) -> list[int] | None:
 
     The operating system draws them, so that no implementation can know them, not even by the run's seed.
     """
-    heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
+    heads = shape.heads * (1 if shape.ragged else shape.batch)
     compared = max(1, COMPARED_SCORES * heads // shape.scores)
     if compared >= heads:
         return None

@@ -2,16 +2,18 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import count
 from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from attnlab.measuring.subjects import oracle
 from attnlab.measuring.watch import Spoiled
 from attnlab.study.shapes import Shape
 
@@ -68,7 +70,7 @@ class Numbers:
         Args:
             compared: the numbers, or those of the `heads` that are compared, numbered over all batches.
         """
-        return computed(attention, compared, causal)
+        return computed(attention, compared, causal, scale)
 
     def widened(self, output: Tensor) -> Tensor:
         """An output as it is compared."""
@@ -118,14 +120,16 @@ class Implementation:
     def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
         """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.Windows` holds them.
 
-        It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
-        Unsupported.
+        It returns O, in training O, dQ, dK and dV, of the backward pass alone the last 3. If this implementation
+        doesn't serve the shape, the call raises Unsupported.
         """
         call = partial(self.call, scale=shape.scale) if shape.scale else self.call
-        if shape.direction == "training":
+        if shape.trains:
             attention = call if self.differentiable else partial(_refused, f"{self.name} computes no gradients")
+            if shape.direction == "backward":
+                return BackwardPass(attention, self.selected, given, shape.causal)
             return partial(with_gradients, attention, given, shape.causal)
-        if shape.lengths == "spread":
+        if shape.ragged:
             ragged = self.ragged or partial(_refused, f"{self.name} takes sequences of one length")
             q, k, v = given
             return partial(ragged, q, k, v, shape.causal, shape.sequences)
@@ -137,7 +141,17 @@ class Implementation:
         Raises:
             Unsupported: it can't be called on such windows.
         """
-        return lambda window: self.bound(windows[window], shape), lambda: None
+        bound: dict[int, Callable[[], Any]] = {}
+
+        def call(window: int) -> Callable[[], Any]:
+            return bound.setdefault(window, self.bound(windows[window], shape))
+
+        def refresh() -> None:
+            for each in bound.values():
+                if renew := getattr(each, "refresh", None):
+                    renew()
+
+        return call, refresh
 
 
 def _refused(reason: str, *_: Any) -> Tensor:
@@ -147,16 +161,88 @@ def _refused(reason: str, *_: Any) -> Tensor:
 def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensors:
     """O, dQ, dK and dV from Q, K, V and dO: the forward pass, and the backward pass from the gradient of O."""
     *inputs, gradient = given
-    q, k, v = (tensor.detach().requires_grad_() for tensor in inputs)
-    output = attention(q, k, v, causal)
+    output, leaves = _forward(attention, inputs, causal)
+    return output.detach(), *torch.autograd.grad(output, leaves, gradient)
+
+
+def _forward(attention: Attention, inputs: Sequence[Tensor], causal: bool) -> tuple[Tensor, list[Tensor]]:
+    """O, which autograd can differentiate by the leaves."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    output = attention(*leaves, causal)
     if not output.requires_grad:
         raise Unsupported("computes no gradients")
-    return output.detach(), *torch.autograd.grad(output, (q, k, v), gradient)
+    return output, leaves
 
 
-def computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
-    """O of Q, K and V; of these and the gradient of O also dQ, dK and dV."""
-    return with_gradients(attention, given, causal) if len(given) > 3 else (attention(*given, causal),)
+class BackwardPass:
+    """dQ, dK and dV of a forward pass that was made before: that of the first call, until it is made again.
+
+    Autograd keeps tensors of the forward pass. They stay where they are when `refresh` makes them again, so that a
+    graph of the call sees those of the values that are in place.
+    """
+
+    def __init__(self, attention: Attention, selected: Callable[[], Any], given: Tensors, causal: bool) -> None:
+        self._attention, self._selected, self._causal = attention, selected, causal
+        *self._inputs, self._gradient = given
+        self._kept: list[Tensor] = []
+        self._made: tuple[Tensor, list[Tensor]] | None = None
+
+    def __call__(self) -> Tensors:
+        if self._made is None:
+            self._made = self._again()
+        output, leaves = self._made
+        return torch.autograd.grad(output, leaves, self._gradient, retain_graph=True)
+
+    def refresh(self) -> None:
+        """Make the forward pass again, of the values that are in place now."""
+        if self._made is not None:
+            self._again()
+
+    def _again(self) -> tuple[Tensor, list[Tensor]]:
+        places = count()
+
+        def keep(tensor: Tensor) -> int:
+            place = next(places)
+            if self._made is None:
+                self._kept.append(tensor)
+            elif tensor.data_ptr() != self._kept[place].data_ptr():
+                self._kept[place].copy_(tensor)
+            return place
+
+        kept = torch.autograd.graph.saved_tensors_hooks(keep, self._kept.__getitem__)
+        with self._selected(), _of_forward_passes(self._gradient.device), kept:
+            return _forward(self._attention, self._inputs, self._causal)
+
+
+@contextmanager
+def _of_forward_passes(device: torch.device) -> Iterator[None]:
+    """Inside, on a GPU, a stream of its own is current: autograd calls a backward pass on that of its forward pass.
+
+    A graph that is captured on another one can wait for it, and couldn't for the default stream.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream, outside = _stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(outside)
+    with torch.cuda.stream(stream):
+        yield
+    outside.wait_stream(stream)
+
+
+_stream = cache(torch.cuda.Stream)
+
+
+def computed(attention: Attention, given: Tensors, causal: bool, scale: float | None = None) -> Tensors:
+    """O of Q, K and V; of these and the gradient of O also dQ, dK and dV, by `oracle.gradients`.
+
+    These are of O as a forward pass keeps it, rounded. Autograd's would have the probabilities instead: where one key
+    has nearly all of the weight, errors of dS cancel there.
+    """
+    if len(given) == 3:
+        return (attention(*given, causal),)
+    q, k, v, dout = given
+    return attention(q, k, v, causal), *oracle.gradients(q, k, v, dout, causal, scale)[:3]
 
 
 def by_sequence(

@@ -84,7 +84,7 @@ class Windows:
         ):
             part = whole[begin : begin + size // own[0].numel()]
             if self.by_token:
-                sequences = 1 if shape.lengths == "spread" else shape.batch
+                sequences = 1 if shape.ragged else shape.batch
                 found.append(part.view(sequences, -1, count, shape.head_dim).transpose(1, 2))
             else:
                 found.append(part.view(shape.batch, count, *whole.shape[1:]))
@@ -140,12 +140,12 @@ class Windows:
             queries, values = ((elements // shape.head_dim, 1, shape.head_dim) for elements in each)
         further = tuple(windows * self._step for windows in ((self._count - 1) // 2 * self._shared, self._count // 2))
         windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
-        return [*windowed, values] + ([queries] if shape.direction == "training" else [])
+        return [*windowed, values] + ([queries] if shape.trains else [])
 
     @property
     def by_token(self) -> bool:
         """Whether the heads of a token are next to each other."""
-        return self.shape.lengths == "spread" or self.shape.layout == "tokens first"
+        return self.shape.ragged or self.shape.layout == "tokens first"
 
     def _described(self, generator: torch.Generator) -> Memory:
         shape, device = self.shape, self.memory[0].device
@@ -175,7 +175,7 @@ def draw(shape: Shape, seed: int, device: torch.device, kind: str = "") -> Input
 
     In training a standard normal gradient of O follows.
     Q is ``(batch, heads, seq_len, head_dim)``, K and V are ``(batch, kv_heads, kv_len, head_dim)``, contiguous or
-    transposed as the shape's layout says. If lengths are spread, all are views ``(1, heads, tokens, head_dim)`` of
+    transposed as the shape's layout says. If lengths are unlike, all are views ``(1, heads, tokens, head_dim)`` of
     memory in which the heads of a token are adjacent.
 
     Raises:

@@ -46,8 +46,9 @@ def find(name: str) -> Implementation:
     if name == implementations.DISPATCH:  # serving stands above this half, and is one of its subjects
         return Implementation(name, import_module("attnlab.serving.attend").attend)
     if name in implementations.PEERS:
-        module = import_module(f"attnlab.measuring.peers.{name.removeprefix('peer.')}")
-        return cast(Implementation, module.IMPLEMENTATION)
+        module, _, variant = name.removeprefix("peer.").partition("_")
+        found = vars(import_module(f"attnlab.measuring.peers.{module}"))
+        return cast(Implementation, found[variant.upper() or "IMPLEMENTATION"])
     return _KNOWN[name] if name in _KNOWN or not name.startswith(PREFIX) else best.implementation(name)
 
 

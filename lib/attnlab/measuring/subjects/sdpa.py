@@ -1,6 +1,9 @@
 """PyTorch's SDPA: each of its backends, on dense and on nested tensors."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
@@ -11,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention  # its own, whatever `attnlab.attention` puts in its place
 
-from attnlab.measuring.subjects.implementation import Implementation, by_sequence
-from attnlab.measuring.subjects.oracle import float64, masked
+from attnlab.measuring.subjects.implementation import Implementation, Tensors, Unsupported, by_sequence
+from attnlab.measuring.subjects.oracle import float64, masked, of_each_head
+from attnlab.study.shapes import Shape
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
@@ -49,6 +53,58 @@ def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[
     return output.transpose(1, 2).values().transpose(0, 1).unsqueeze(0)
 
 
+def sdpa_varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
+    """`torch.nn.attention.varlen`; raises Unsupported where PyTorch hasn't it, or no NVIDIA GPU is."""
+    if not q.is_cuda or find_spec("torch.nn.attention.varlen") is None:
+        raise Unsupported("torch.nn.attention.varlen is in newer PyTorch, for an NVIDIA GPU")
+    from torch.nn.attention.varlen import varlen_attn
+
+    call: Any = varlen_attn
+    tensors = [tensor[0].transpose(0, 1) for tensor in (q, k, v)]
+    ends, window = offsets(sequences, q.device, torch.int32), (-1, 0) if causal else (-1, -1)
+    output: Tensor = call(*tensors, ends, ends, max(sequences), max(sequences), window_size=window)
+    return output.transpose(0, 1).unsqueeze(0)
+
+
+class PaddedCall:
+    """SDPA of sequences that are padded to the longest, untimed, under a mask of their keys; O is packed again."""
+
+    def __init__(self, given: Tensors, causal: bool, sequences: tuple[int, ...]) -> None:
+        self._given, self._longest, device = given, max(sequences), given[0].device
+        ends, places = torch.tensor(sequences, device=device), torch.arange(max(sequences), device=device)
+        self._rows = (places < ends[:, None]).flatten().nonzero().squeeze(1)
+        self._mask = (places < ends[:, None])[:, None, None]
+        if causal:  # padding is behind
+            self._mask = self._mask & ~masked(self._longest, self._longest, device)
+        self._padded = [tensor.new_zeros(len(sequences) * self._longest, *tensor.shape[1::2]) for tensor in self._given]
+        self._is_padded = False
+
+    def refresh(self) -> None:
+        """Pad the values that are in place now."""
+        for padded, packed in zip(self._padded, of_each_head(*self._given), strict=True):
+            padded[self._rows] = packed[0].transpose(0, 1)
+        self._is_padded = True
+
+    def __call__(self) -> Tensor:
+        if not self._is_padded:
+            self.refresh()
+        q, k, v = (tensor.unflatten(0, (-1, self._longest)).transpose(1, 2) for tensor in self._padded)
+        output = scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
+        return output.transpose(1, 2).flatten(0, 1)[self._rows].transpose(0, 1).unsqueeze(0)
+
+
+@dataclass(frozen=True)
+class Padded(Implementation):
+    """SDPA as a program calls it that pads its sequences: `PaddedCall`."""
+
+    def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
+        return PaddedCall(given, shape.causal, shape.sequences) if shape.ragged else super().bound(given, shape)
+
+
+def _of_one_length(*_: Any, **__: Any) -> Tensor:
+    raise Unsupported("takes sequences of unlike lengths alone")
+
+
 @cache
 def offsets(sequences: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """The offset of each sequence, and the end of the last one."""
@@ -65,6 +121,9 @@ _IMPLEMENTATIONS = (
     _backend("sdpa.cudnn", SDPBackend.CUDNN_ATTENTION),
     _backend("sdpa.efficient", SDPBackend.EFFICIENT_ATTENTION),
     _backend("sdpa.math", SDPBackend.MATH),
+    Padded("sdpa.padded", _of_one_length),
+    Implementation("sdpa.each", _of_one_length, ragged=partial(by_sequence, sdpa)),
+    Implementation("sdpa.varlen", _of_one_length, ragged=sdpa_varlen),
     Implementation("reference.float64", float64, ragged=partial(by_sequence, float64)),
 )
 REGISTRY = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}
