@@ -12,7 +12,6 @@ from conftest import SAMPLE, TINY, Quickly, tiny_study, told
 
 from attnlab import measurement
 from attnlab.base import rules, sources
-from attnlab.measuring import processes
 from attnlab.measuring.session import estimate, record
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
@@ -137,12 +136,6 @@ def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, tab
 
 
 # Getting hold of a run
-
-
-@pytest.fixture
-def threaded(monkeypatch, unlocked):
-    """`record` measures in this process, and surveys quickly."""
-    monkeypatch.setattr(processes, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
 
 
 def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
