@@ -95,12 +95,6 @@ def test_a_run_is_printed_in_2_lines(finished):
     )
 
 
-def test_a_run_with_no_parts_yet_is_empty(data):
-    run = read.load(begun())
-    assert not run.complete
-    assert all(getattr(run, table).empty for table in TABLES)
-
-
 def test_types_survive_what_nothing_was_read_of(data):
     begun()
     for table, key, rows in PARTS:
