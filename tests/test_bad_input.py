@@ -147,10 +147,7 @@ COMMANDS = [
 ]
 SOURCES = [
     (toml(b""), "there is no kernel to compile: "),
-    (
-        lambda place: ladders.write(place.kernels, rung(architectures=["sm_30"])),
-        "error: invalid value for --gpu-architecture (-arch)",
-    ),
+    (lambda place: ladders.write(place.kernels, rung(architectures=["sm_30"])), "invalid value for --gpu-arch"),
     (lambda place: (place.kernels / "widen.cuh").unlink(), 'cannot open source file "widen.cuh"'),
     (lambda place: (place.kernels / "plain.cu").write_bytes(b"\xff\x00"), "plain.cu is not a text in UTF-8: save it"),
 ]

@@ -120,21 +120,12 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
         (rung(parameters="problem"), "with `parameters = 'problem'`, `arguments` have to be tensor maps"),
         (rung(expected_speedup=0.0), "expected_speedup: input should be greater than 0, not 0.0"),
         ((rung(), rung(title="again")), "an earlier rung has this name: choose another"),
-        (
-            (rung(), rung(name="second", after="plian")),
-            "after: no earlier rung is called 'plian'; earlier are plain; did you mean 'plain'?",
-        ),
+        ((rung(), rung(name="second", after="plian")), "after: no earlier rung is called 'plian'; *mean 'plain'?"),
         (rung(launched_like="x"), "launched_like: no earlier rung is called 'x'; earlier are none"),
         (rung(TILE, TILE), "2 tiles for head_dim 64 are called '': give each a `name` of its own"),
-        (
-            rung(TILE | {"shortest": 9, "longest": 8}),
-            "the tile for head_dim 64: `longest`, 8, is less than `shortest`, 9",
-        ),
+        (rung(TILE | {"shortest": 9, "longest": 8}), "the tile *64: `longest`, 8, is less than `shortest`, 9"),
         *(
-            (
-                rung(SHORT | tile, arguments="tensor maps"),
-                "the tile 'short' for head_dim *: a box of a tensor map has 64 columns and at most 256 *",
-            )
+            (rung(SHORT | tile, arguments="tensor maps"), "the tile 'short' *: a box of a tensor map has 64 columns *")
             for tile in ({"keys": 512}, {"head_dim": 80}, {"box_rows": 257})
         ),
         *(
