@@ -294,6 +294,14 @@ def unlocked():
 
 
 @pytest.fixture
+def threaded(monkeypatch, unlocked):
+    """`record` measures in this process, and surveys quickly."""
+    from attnlab.measuring import processes
+
+    monkeypatch.setattr(processes, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
+
+
+@pytest.fixture
 def locked(unlocked):
     """A locked environment, put back afterwards."""
     from attnlab.measuring.instruments import environment

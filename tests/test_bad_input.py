@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ladders
 import pytest
 import small
 import yaml
 from conftest import TINY, held, tiny_study
-from ladders import TILE, rung
+from ladders import rung
 from reading import make
 
 from attnlab import __main__
@@ -70,11 +69,6 @@ def text(content: str) -> Spoil:
     return lambda place: place.study.write_text(content)
 
 
-def entry(*tiles: dict[str, Any], **changes: Any) -> Spoil:
-    """A ladder of one rung with these fields instead of its own."""
-    return lambda place: ladders.write(place.kernels, rung(*tiles, **changes))
-
-
 def toml(content: bytes) -> Spoil:
     return lambda place: (place.kernels / "ladder.toml").write_bytes(content)
 
@@ -82,23 +76,6 @@ def toml(content: bytes) -> Spoil:
 def of_a_kernel(spoil: Spoil) -> Spoil:
     study = text(yaml.safe_dump(TINY | {"implementations": ["sdpa.auto", "kernel.x"]}))
     return lambda place: (spoil(place), study(place))
-
-
-def source(before: str, after: str) -> Spoil:
-    """A kernel in which this stands instead of that."""
-    assert before in ladders.SOURCE
-    changed = ladders.SOURCE.replace(before, after)
-    return lambda place: ladders.write(place.kernels, rung(architectures=["sm_80"]), source=changed)
-
-
-def manifest(**changes: Any) -> Spoil:
-    """The complete run with another manifest than it was sealed with."""
-
-    def spoil(place: Place) -> None:
-        path = place.data / "there" / "manifest.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return spoil
 
 
 def mine(path: str) -> Spoil:
@@ -109,10 +86,6 @@ def mine(path: str) -> Spoil:
         (place.data.parent / path).write_text("mine")
 
     return spoil
-
-
-def without_cases(place: Place) -> None:
-    (place.data / "there" / "cases.parquet").write_bytes(b"")
 
 
 def renamed(place: Place) -> None:
@@ -141,7 +114,6 @@ def nothing(place: Place) -> None:
 
 EXPORT = ("export", "--run", "there")
 CUT = ("export", "--run", "cut")
-GO_ON = ("measure", "--run", "there")
 KERNELS = ("kernels",)
 NOTEBOOK = ("notebook", "02_baseline", "-p")
 
@@ -154,51 +126,32 @@ COMMANDS = [
     (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
     (nothing, ("measure", "--devic", "cpu"), "--devic cpu; did you mean '--device'?; `python -m attnlab measure --"),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
-    (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("report", "--run", "their"), "those that are: there, cut; did you mean 'there'?"),
     (nothing, ("export",), "the following arguments are required: --run"),
     (nothing, ("export", "--run", ""), "attnlab: no run is named: RUN=<name> names a folder in "),
     (nothing, ("dispatch", "--run", "there,"), "attnlab: no run is named: RUN=<name> names a folder in "),
     (mine("exports/there/notes.txt"), EXPORT, "/exports/there holds more than an export of this run: move it away"),
     (mine("exports"), EXPORT, "/exports; what was recorded is kept"),
-    (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
-    (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
-    (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
     (nothing, ("compare", "there", "there"), "two runs are compared, and both are 'there': name the one before as "),
     (nothing, ("compare", "", "there"), "two runs are compared: name the one before as A and the one that is judged "),
-    (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: name a folder in "),
     (nothing, ("measure", "--run", "{a}"), "'{a}' can't be the name of a run: use letters, digits and '_', from the "),
     (nothing, ("measure", "--run", 300 * "x"), "File name too long: "),
     (nothing, ("measure", "--run", "there"), "the run 'there' is complete: `make report RUN=there` renders it"),
     (nothing, ("measure", "--run", "cut", "--study", "quick"), "the run 'cut' is of the study 'tiny': leave STUDY out"),
-    (nothing, ("measure", "--study", "nope"), "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch"),
     (nothing, ("measure", "--study", "quik"), "values; did you mean 'quick'?"),
     (mine("data/new/notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
     (mine("data/new"), MEASURE, "/new is a file: move it away, or name another"),
+    (text(1000 * "["), MEASURE, "study.yaml is not valid YAML: maximum recursion depth exceeded"),
+    (of_a_kernel(toml(b"\xff\xfe")), MEASURE, "ladder.toml is not valid TOML: 'utf-8' codec can't decode byte 0xff"),
     (nothing, ("readme", "--run", "cut"), "'cut' is no complete run of the study 'gpu' on a GPU: name another run"),
-]
-STUDIES = [
-    (text(""), "study.yaml must be a mapping with the fields of a study"),
-    (text(1000 * "["), "study.yaml is not valid YAML: maximum recursion depth exceeded"),
-    (text(yaml.safe_dump(TINY | {"sampels": 3})), "study.yaml: unknown field 'sampels'; fields are name, title, "),
-]
-LADDERS = [
-    (toml(b"\xff\xfe"), "ladder.toml is not valid TOML: 'utf-8' codec can't decode byte 0xff"),
-    (entry(titel="x"), "rung 'plain': unknown field 'titel'; fields are name, title, "),
 ]
 SOURCES = [
     (toml(b""), "there is no kernel to compile: "),
-    (source("widen(q", "widne(q"), 'plain.cu(13): error: identifier "widne" is undefined'),
-    (entry(function="plane"), "no kernel `plane` in plain.cu; did you mean 'plain'?"),
-    (entry(architectures=["sm_30"]), "error: invalid value for --gpu-architecture (-arch)"),
-    (entry(TILE | {"template": {"n": 1}}, architectures=["sm_80"]), "cannot determine which instance of function t"),
-    (source('#include "widen.cuh"', '#include "wide.cuh"'), 'cannot open source file "wide.cuh"'),
+    (lambda place: ladders.write(place.kernels, rung(architectures=["sm_30"])), "invalid value for --gpu-arch"),
+    (lambda place: (place.kernels / "widen.cuh").unlink(), 'cannot open source file "widen.cuh"'),
     (lambda place: (place.kernels / "plain.cu").write_bytes(b"\xff\x00"), "plain.cu is not a text in UTF-8: save it"),
 ]
 RUNS = [
-    (manifest(schema=99), GO_ON, "has schema 99, and this attnlab"),
-    (manifest(complete=False), GO_ON, "manifest.json was changed after it was recorded, so the run is refused: resto"),
-    (without_cases, EXPORT, "cases.parquet doesn't match its manifest: it was changed after it was recorded; restore"),
     (renamed, CUT, "samples.r00.parquet has no name of what was recorded: give it that again, or move it away"),
     (linked_to_nothing, CUT, ".parquet links to it, and it is not there: "),
     (without_manifest, CUT, "there is no run 'cut'; those that are: there"),
@@ -214,13 +167,10 @@ NOTEBOOKS = [
     ((*NOTEBOOK, "runn=there run=there"), "02_baseline has no parameter 'runn', but run, "),
     ((*NOTEBOOK, "run=there run=cut"), "-p states a parameter twice: leave one of run=there, run=cut out"),
     ((*NOTEBOOK, "run=["), "-p run: '[' is not a value; quote it"),
-    ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
     (("explore", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
 ]
 ALL = {
     "command": COMMANDS,
-    "study": [(spoil, MEASURE, said) for spoil, said in STUDIES],
-    "ladder": [(of_a_kernel(spoil), MEASURE, said) for spoil, said in LADDERS],
     "source": [(spoil, KERNELS, said) for spoil, said in SOURCES],
     "run": RUNS,
     "notebook": [(nothing, command, said) for command, said in NOTEBOOKS],

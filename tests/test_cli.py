@@ -100,10 +100,7 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
 @pytest.mark.parametrize(
     ("error", "said_of"),
     [
-        (
-            OSError(28, "No space left on device", "/data/x"),
-            "No space left on device: /data/x; what was recorded is kept; ",
-        ),
+        (OSError(28, "No space left", "/data/x"), "No space left: /data/x; what was recorded is kept; "),
         (OSError(28, "No space left"), "No space left; what was recorded is kept; ATTNLAB_DATA, ATTNLAB_REPORTS and "),
         (MemoryError(), "this takes more memory than there is; what was recorded is kept"),
     ],

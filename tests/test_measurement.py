@@ -82,7 +82,7 @@ def test_functions_of_a_cell_are_measured_as_studies_are_and_nothing_is_left(cel
     assert set(verdicts.candidate) == {"my one"}
 
 
-def test_a_run_is_kept_under_its_name(cell, data):
+def test_a_run_is_kept_under_its_name(cell, data, threaded):
     made = measure({"mine": cell["mine"], "a": sdpa("math")}, [SMALL], baseline="a", run="kept", samples=3)
     kept = frames.load("kept")
     assert set(kept.samples.implementation) == {"python.cell.mine", "sdpa.math", "control.sdpa.math"}

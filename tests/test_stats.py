@@ -205,24 +205,6 @@ def test_blocks_are_replicates_or_stretches_or_none():
 
 
 @properties
-@given(st.lists(latency, min_size=3, max_size=8, unique=True), st.lists(latency, min_size=3, max_size=8, unique=True))
-def test_scatter_is_the_t_test_of_scipy(baseline, candidate):
-    sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]
-    logs = np.log(baseline), np.log(candidate)
-    welch = scipy.stats.ttest_ind(*logs, equal_var=False)
-    ours = stats._scatter_of_log_ratio(sides, paired=False)
-    assert (ours.pvalue, ours.freedom) == pytest.approx((welch.pvalue, welch.df), rel=1e-6)
-    bounds = welch.confidence_interval(0.9)
-    reach = stats.student(ours.freedom, 0.95) * ours.error
-    assert (ours.mean - reach, ours.mean + reach) == pytest.approx(tuple(bounds), abs=1e-8)
-    n = min(len(baseline), len(candidate))
-    assume(np.std(logs[0][:n] - logs[1][:n]) > 1e-6)
-    paired = scipy.stats.ttest_rel(logs[0][:n], logs[1][:n])
-    ours = stats._scatter_of_log_ratio([sides[0][:n], sides[1][:n]], paired=True)
-    assert (ours.pvalue, ours.freedom) == pytest.approx((paired.pvalue, n - 1), rel=1e-6)
-
-
-@properties
 @given(ticks, ticks)
 def test_scatter_of_placements_is_the_test_of_brunner_and_munzel(baseline, candidate):
     sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]

@@ -1,24 +1,17 @@
 """Recording a run: what it holds, how it is cut off and resumed, and which run is shown."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import small
 import yaml
 from conftest import SAMPLE, TINY, Quickly, tiny_study, told
 
 from attnlab import frames, measurement
-from attnlab.base import paths, rules, sources
-from attnlab.measuring import processes
+from attnlab.base import rules, sources
 from attnlab.measuring.session import estimate, record
 from attnlab.roofline import add_work
 from attnlab.runs import read, schema, write
@@ -172,12 +165,6 @@ def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, tab
 # Getting hold of a run
 
 
-@pytest.fixture
-def threaded(monkeypatch, unlocked):
-    """`record` measures in this process, and surveys quickly."""
-    monkeypatch.setattr(processes, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
-
-
 def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
     name = begin(SHORT)
     assert measurement.measured("", SHORT, "cpu") == name
@@ -203,47 +190,3 @@ def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
     stated = read.read_manifest(measurement.measured("", studies.load(path), "cpu"))["study"]
     assert stated == studies.load(path).model_dump(mode="json")
     assert stated["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
-
-
-HELD_UP = """
-import signal, sys
-from attnlab import __main__
-from attnlab.runs import write
-
-def add_part(name, table, *block, add=write.add_part):
-    add(name, table, *block)
-    if table == "samples" and write.recorded(name, "cases"):
-        signal.pause()
-
-write.add_part = add_part  # in the process that measures too, which imports this
-if __name__ == "__main__":
-    sys.exit(__main__.main(sys.argv[1:]))
-"""
-
-
-def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin, unlocked, tmp_path):
-    # The command as a user gives it, but for waiting within its second shape to be killed. In forks, which cost less,
-    # runs are killed in test_faults.py, many times and anywhere.
-    (tmp_path / "held_up.py").write_text(HELD_UP)
-    study = tiny_study(timings=BOTH_CACHES, implementations=["sdpa.auto", "sdpa.math"], replicates=1)
-    name = begin(study)
-    words = [sys.executable, tmp_path / "held_up.py", "measure", "--run", name]
-    command = subprocess.Popen(words, start_new_session=True)
-    while len(write.recorded(name, "samples")) < 3:
-        assert command.poll() is None
-        time.sleep(0.002)
-    os.killpg(command.pid, signal.SIGKILL)
-    assert command.wait() == -signal.SIGKILL
-    cut = read.load(name)
-    assert not cut.complete
-    assert len(cut.samples) == 3 * 3 * 5
-
-    record.record(name, study, "cpu", ThreadPoolExecutor(1))
-    run = read.load(name)
-    assert run.complete  # and so holds no sample and no case twice
-    assert len(run.samples) == 3 * 3 * 5 * 2
-    assert len(run.checks) == 3 * 3 * (3 + 1)
-    kept = run.samples[run.samples["process"].isin(cut.samples["process"])].reset_index(drop=True)
-    pd.testing.assert_frame_equal(kept, cut.samples)
-    assert set(cut.samples["process"]) < set(run.samples["process"])
-    assert not (paths.data() / name / "parts").exists()

@@ -95,12 +95,6 @@ def test_a_run_is_printed_in_2_lines(finished):
     )
 
 
-def test_a_run_with_no_parts_yet_is_empty(data):
-    run = read.load(begun())
-    assert not run.complete
-    assert all(getattr(run, table).empty for table in TABLES)
-
-
 def test_types_survive_what_nothing_was_read_of(data):
     begun()
     for table, key, rows in PARTS:
@@ -305,22 +299,11 @@ def test_the_newest_comes_first_whatever_its_clock_said(three):
     assert [manifest["name"] for manifest in found.values()] == list(found)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda held: held.replace('"small"', '"another"', 1), "was changed after it was recorded, so the run is"),
-        (lambda held: held[:100], "is not a manifest: restore it from where the run came from"),
-        (
-            lambda held: held.replace(f'"schema": {schema.SCHEMA}', '"schema": 99'),
-            "has schema 99, and this attnlab reads",
-        ),
-    ],
-)
-def test_what_can_not_be_read_is_passed_over_with_its_reason(three, spoil, reason):
+def test_what_can_not_be_read_is_passed_over_with_its_reason(three):
     path = schema.folder("new") / "manifest.json"
-    path.write_text(spoil(path.read_text()))
+    path.write_text(path.read_text()[:100])
     refused: list[UserError] = []
     assert {name for name, _ in read.manifests(refused.append)} == {"latest", "old"}
     (error,) = refused
-    assert str(error).startswith(f"{path} {reason}")
+    assert str(error).startswith(f"{path} is not a manifest: ")
     assert {name for name, _ in read.manifests()} == {"latest", "old"}

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -16,10 +15,9 @@ import synthetic
 from bs4 import BeautifulSoup
 from conftest import told
 from IPython.core.formatters import DisplayFormatter
-from nbformat.v4 import new_code_cell, new_notebook
 
 from attnlab import __main__, frames, report, roofline, tables
-from attnlab.base import errors, paths
+from attnlab.base import errors
 from attnlab.runs import checks, manifest, read, stale
 from attnlab.runs.tables import TABLES, frame_of
 from attnlab.study import studies, tuning
@@ -72,17 +70,17 @@ def made(text: str, verdict: pd.Series) -> dict[str, str]:
     says(text)(changed, stated)
     rungs = pd.DataFrame(stated["ladder"])[["name", "title", "hypothesis"]]
     shown = {"cases": changed["cases"][["status", "reason", "kernels"]], "ceilings": roofline.ceilings(stated)}
-    read_as = report._Markdown(escape=True)
+    plugins = [report.import_plugin(name) for name in ("math", "table")]  # those of a page
+    read_as = report.mistune.Markdown(report._Markdown(escape=True), plugins=plugins)
     said = tables.statement(verdict.replace(verdict["baseline"], text))._repr_markdown_()
-    found = {"statement": report.mistune.Markdown(read_as)(said)}
+    found = {"statement": read_as(said)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "display", lambda bundle, **_: found.update(holds=bundle["text/html"]))
         tables.holds(text, False)
-    read_as_table = report.mistune.Markdown(read_as, plugins=[report.import_plugin("table")])
     for name, frame in (shown | {"ladder": rungs}).items():
         forms, _ = DisplayFormatter().format(tables.table(frame, caption=text))
         found |= {name: forms["text/html"], f"{name} latex": forms["text/latex"]}
-        found[f"{name} Markdown"] = read_as_table(tables.markdown(frame))
+        found[f"{name} Markdown"] = read_as(tables.markdown(frame))
     return found
 
 
@@ -107,36 +105,6 @@ def test_a_text_of_a_run_is_data_in_html_in_latex_and_in_markdown(verdict, plain
         assert elements(odd[name]) - elements(plain[name]) == Counter(), name
     latex = " ".join(odd[name] for name in odd if "latex" in name)
     assert not re.search(r"\\(frac|sqrt|input|write|href|url|end\{document)", latex)
-
-
-CELLS = (
-    "said = run.manifest['telemetry']",
-    "al.table(run.cases[['implementation', 'reason', 'kernels']], caption=said)",
-    "run.cases",
-    "print(said)",
-    "al.holds(said, False)",
-    "al.plot.dots(al.compare(run.samples, 'sdpa.auto').head(1).assign(candidate=said[:65]), 'speedup')",
-    "al.statement(al.compare(run.samples, 'sdpa.auto').iloc[0].replace('sdpa.auto', said))",
-)
-MARK = "what follows is of the next run"
-
-
-def test_a_text_of_a_run_is_data_on_a_page(tmp_path, monkeypatch, data):
-    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
-    monkeypatch.setenv("ATTNLAB_REPORTS", str(tmp_path / "reports"))
-    small.rewrite("friend", says("\n".join(TEXTS.values())))
-    small.rewrite("before", says(PLAIN))
-    cells = [new_code_cell('run = "friend"  # a stranger\'s', metadata={"tags": ["parameters"]})]
-    for name, shown in (("friend", CELLS), ("before", CELLS), ("before", ())):
-        cells += map(new_code_cell, (f"import attnlab as al\nrun = al.load({name!r})", f"print({MARK!r})", *shown))
-    kernel = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
-    nbformat.write(new_notebook(cells=cells, metadata=kernel), tmp_path / "01_friend.ipynb")
-    assert told(lambda: report.render("friend", ["01_friend"])).startswith("2 sentences are not true")
-    # The mark is in the code of a cell and in its output.
-    _, _, odd, _, plain, _, _ = (tmp_path / "reports" / "friend" / "01_friend.html").read_text().split(MARK)
-    assert "nothing but words" in plain
-    assert "costs" in odd
-    assert elements(odd) - elements(plain) == Counter()
 
 
 NAMES = {

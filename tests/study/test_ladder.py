@@ -111,46 +111,30 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
     ("entry", "said"),
     [
         (rung(titel="x"), "unknown field 'titel'; fields are name, title, *; did you mean 'title'?"),
-        (rung(title=...), "the field 'title' is missing"),
         (rung(name="Plain"), "name: string should match pattern*, not 'Plain'"),
         (rung(name="best"), "`kernel.best` is what `make tune` chose: choose another name"),
         (rung(source="plane.cu"), "*/plane.cu is missing: add it, *; did you mean 'plain.cu'?"),
         (rung(source="../plain.cu"), "source: string should match pattern*"),
         (rung(after="plain"), "after: no earlier rung is called 'plain'; earlier are none"),
-        (rung(dtypes=["float32"]), "dtypes.0: input should be 'float16', 'bfloat16' or 'float8_e4m3fn', not 'float32'"),
-        (rung(arguments="pointer"), "arguments: input should be 'pointers' or 'tensor maps', not 'pointer'"),
         (rung(parameters="packing"), "`merge` names the second kernel where `parameters` are a packing*"),
         (rung(parameters="problem"), "with `parameters = 'problem'`, `arguments` have to be tensor maps"),
         (rung(expected_speedup=0.0), "expected_speedup: input should be greater than 0, not 0.0"),
         ((rung(), rung(title="again")), "an earlier rung has this name: choose another"),
-        (
-            (rung(), rung(name="second", after="plian")),
-            "after: no earlier rung is called 'plian'; earlier are plain; did you mean 'plain'?",
-        ),
+        ((rung(), rung(name="second", after="plian")), "after: no earlier rung is called 'plian'; *mean 'plain'?"),
         (rung(launched_like="x"), "launched_like: no earlier rung is called 'x'; earlier are none"),
         (rung(TILE, TILE), "2 tiles for head_dim 64 are called '': give each a `name` of its own"),
-        (
-            rung(TILE | {"shortest": 9, "longest": 8}),
-            "the tile for head_dim 64: `longest`, 8, is less than `shortest`, 9",
-        ),
+        (rung(TILE | {"shortest": 9, "longest": 8}), "the tile *64: `longest`, 8, is less than `shortest`, 9"),
         *(
-            (
-                rung(SHORT | tile, arguments="tensor maps"),
-                "the tile 'short' for head_dim *: a box of a tensor map has 64 columns and at most 256 *",
-            )
+            (rung(SHORT | tile, arguments="tensor maps"), "the tile 'short' *: a box of a tensor map has 64 columns *")
             for tile in ({"keys": 512}, {"head_dim": 80}, {"box_rows": 257})
         ),
         *(
-            (rung(TILE, {key: value for key, value in (LONG | tile).items() if value is not ...}), said)
+            (rung(TILE, LONG | tile), said)
             for tile, said in (
                 ({"thread": 1}, "unknown field 'tiles.1.thread'; fields are head_dim, rows, *"),
-                ({"rows": ...}, "the field 'tiles.1.rows' is missing"),
-                ({"head_dim": 0}, "tiles.1.head_dim: input should be greater than or equal to 1, not 0"),
-                ({"masks": ["ful"]}, "tiles.1.masks.0: input should be 'full' or 'causal', not *"),
                 ({"threads": 100}, "tiles.1.threads: input should be a multiple of 32, not 100"),
                 ({"threads": 2048}, "tiles.1.threads: input should be less than or equal to 1024*"),
                 ({"shared_bytes": 300_000}, "tiles.1.shared_bytes: input should be less than*"),
-                ({"template": {"n": 1, "m": "x"}}, "tiles.1.template.m: input should be a valid integer*"),
             )
         ),
     ],
