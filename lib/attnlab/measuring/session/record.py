@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from attnlab.base import paths, rules, sources
+from attnlab.base import documents, paths, rules, sources
 from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
 from attnlab.measuring import processes
 from attnlab.measuring.instruments import counters, devices
+from attnlab.measuring.kernels import backward
 from attnlab.measuring.session import worker
 from attnlab.measuring.session.subject import STREAM_PART, Job
 from attnlab.measuring.values import captured
@@ -152,7 +153,8 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
     write.require_incomplete(name, manifest)
     worker.require_unchanged(study, manifest)
     if manifest["dispatch"] != _dispatched(study, manifest["device"]["name"]):
-        raise Outdated(f"the dispatch table changed since the run {name!r} began: start a new run")
+        changed = "the dispatch table, or the kernel of gradients, changed"
+        raise Outdated(f"{changed} since the run {name!r} began: start a new run")
     if manifest.get("captured", {}) != captured.digests(study):
         raise Outdated(f"what was captured ({study.captured}) changed since the run {name!r} began: start a new run")
     read.load(name)  # which refuses blocks that were lost or changed, before others are measured
@@ -195,9 +197,15 @@ def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, An
 
 
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
-    """The dispatch table of `attnlab.attend` in this run, and its hash; empty if the study doesn't measure `attend`."""
-    named = implementations.DISPATCH in study.implementations
-    return dispatch.identity(device_name) if named else {}
+    """The dispatch table of `attnlab.attend` in this run, and its hash; empty if the study doesn't measure `attend`.
+
+    Of gradients it has the hash of their kernel, which no tuning names.
+    """
+    if implementations.DISPATCH not in study.implementations:
+        return {}
+    trains = any(shape.trains for shape in study.shapes)
+    gradients = {backward.SOURCE: documents.digest(ladder.files(backward.SOURCE))} if trains else {}
+    return dispatch.identity(device_name) | gradients
 
 
 def _jobs(name: str, study: Study, device: str, environment: str, part: str = "") -> list[Job]:
