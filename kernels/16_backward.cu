@@ -42,7 +42,7 @@ template <int D, int M, int STAGES> struct SharedStorage {
     Part blocks[2];     // of this block of keys and the next; no steps: the end
     int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
+    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS], ds_full[2];
 };
 
 // The stage of a ring at a step, and the parity of the phase in which it is filled, in one register.
@@ -190,9 +190,9 @@ __device__ __forceinline__ void finish_tiles(int& finished, const Gradients& pro
 }
 
 // A consumer warpgroup: 64 keys of the block. Scores and all that comes of them are transposed, keys by queries.
-// With DK_FIRST, a step issues dV and dK as soon as dS is in registers, so that the wait for the other warpgroup's dS is
-// beside them, and then dQ and S of the next step. No product that reads registers is under way at the loop's end, and
-// registers are free where S is issued.
+// With DK_FIRST, a step issues dV and dK as soon as dS is in registers, then S of the next step, and then dQ. So a warpgroup
+// may be half a step behind the other: one has products under way while the other computes. No product that reads registers
+// is under way at the loop's end, and P and dS are over where S is issued.
 template <typename T, int D, bool CAUSAL, int M, int STAGES, bool DK_FIRST>
 __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const TensorMap& dk_map, const TensorMap& dv_map,
                                         const Gradients& problem) {
@@ -202,6 +202,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
     const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
     const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
+    const unsigned ds_full = shared_address(smem.ds_full);
     const unsigned sums_full = shared_address(smem.sums_full[0]) + 8 * consumer;
     const unsigned sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
@@ -212,7 +213,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     unsigned p[M / 16][4], early[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
-    unsigned step_parity = 0, block_parity = 0;
+    unsigned step_parity = 0, block_parity = 0, ds_phase = 0;
 
     const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
     const auto scores = [&] {
@@ -367,33 +368,36 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 load_delta(ahead, 0);
                 finish_products<0>(dp);
                 differentiate(ds);
+                __syncwarp();
+                arrive_for_warp(ds_full + 8 * step_parity);
                 begin_products();
                 accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
                 accumulate(dk, ds, q_stage(), add);
                 if (--steps == 0) break;
-                synchronize(1, 128 * CONSUMERS);
-                begin_products();
-                multiply_by_keys();
-                finish_products<2>(dv);
+                finish_products<1>(dv);
                 release(p);
                 arrive_for_warp(dout_empty + 8 * stage.index());
-                finish_products<1>(dk);
+                finish_products<0>(dk);
                 release(ds);
                 arrive_for_warp(q_empty + 8 * stage.index());
                 stage.advance();
                 wait(q_full + 8 * stage.index(), stage.phase());
                 begin_products();
                 scores();
+                wait(ds_full + 8 * step_parity, ds_phase);
+                begin_products();
+                multiply_by_keys();
                 wait(sums_empty, step_parity ^ 1);
-                finish_products<1>(dq);
+                finish_products<0>(dq);
                 leave_dq();
+                ds_phase ^= step_parity;
                 step_parity ^= 1;
                 wait(dout_full + 8 * stage.index(), stage.phase());
                 begin_products();
                 values();
             }
             arrive_for_warp(shared_address(&smem.v_empty));
-            synchronize(1, 128 * CONSUMERS);
+            wait(ds_full + 8 * step_parity, ds_phase);
             begin_products();
             multiply_by_keys();
             finish_products<2>(dv);
@@ -404,6 +408,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             finish_products<0>(dq);
             arrive_for_warp(shared_address(&smem.k_empty));
             leave_dq();
+            ds_phase ^= step_parity;
             step_parity ^= 1;
             synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
             begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
@@ -516,6 +521,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         for (int w = 0; w < CONSUMERS; ++w) {
             for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);
+            if (DK_FIRST) init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
         }
         publish_barriers();
     }
