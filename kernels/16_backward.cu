@@ -210,6 +210,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
     float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[D * M / 256];
+    constexpr int EARLY = M / 4;  // exponentials of a thread beside dQ, with DK_FIRST; the others are beside dP
     unsigned p[M / 16][4], early[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
@@ -253,11 +254,11 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         }
         commit_products();
     };
-    // Scores become probabilities.
-    const auto exponentiate = [&] {
+    // Scores become probabilities, from accumulator `begin` to before `end`.
+    const auto exponentiate = [&](int begin = 0, int end = M / 2) {
         const int ahead = smem.ahead[stage.index()] + 64 * consumer;
         const int left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
-        if (left < 64 || (CAUSAL && ahead + 63 > 0)) {
+        if (begin == 0 && (left < 64 || (CAUSAL && ahead + 63 > 0))) {
 #pragma unroll
             for (int n = 0; n < M / 2; ++n) {
                 const int key = 16 * warp + lane / 4 + n / 2 % 2 * 8, query = n / 4 * 8 + lane % 4 * 2 + n % 2;
@@ -266,7 +267,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         }
         const unsigned negated = shared_address(smem.negated) + stage.index() * (4 * M) + lane % 4 * 8;
 #pragma unroll
-        for (int n = 0; n < M / 2; n += 4) {
+        for (int n = begin; n < end; n += 4) {
             const float2 offset = load_pair(negated + 8 * n);
             s[n] = exp2_here(s[n] * scale_log2 + offset.x);
             s[n + 1] = exp2_here(s[n + 1] * scale_log2 + offset.y);
@@ -359,11 +360,11 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             wait(dout_full + 8 * stage.index(), stage.phase());
             begin_products();
             values();
+            finish_products<1>(s);
+            exponentiate();
             end_store();  // of the block before
 #pragma unroll 1
             for (int add = 0;; add = 1) {
-                finish_products<1>(s);
-                exponentiate();
                 pack_into(p, s);
                 load_delta(ahead, 0);
                 finish_products<0>(dp);
@@ -387,7 +388,13 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 wait(ds_full + 8 * step_parity, ds_phase);
                 begin_products();
                 multiply_by_keys();
-                wait(sums_empty, step_parity ^ 1);
+                finish_products<1>(s);
+                exponentiate(0, EARLY);
+                // ptxas would move the exponentials down to their use, behind the wait for dQ.
+                unsigned all = 0;
+#pragma unroll
+                for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
+                wait(sums_empty, step_parity ^ 1 ^ (all & zero));
                 finish_products<0>(dq);
                 leave_dq();
                 ds_phase ^= step_parity;
@@ -395,6 +402,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 wait(dout_full + 8 * stage.index(), stage.phase());
                 begin_products();
                 values();
+                exponentiate(EARLY, M / 2);
             }
             arrive_for_warp(shared_address(&smem.v_empty));
             wait(ds_full + 8 * step_parity, ds_phase);
