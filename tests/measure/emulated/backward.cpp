@@ -83,6 +83,6 @@ int main(int count, char** words) {
     if (n[0] == D && n[2] == M && n[11] == STAGES && n[12] == DK_FIRST) \
         return run(n[1] ? test<D, true, M, STAGES, DK_FIRST> : test<D, false, M, STAGES, DK_FIRST>);
     CASE(128, 64, 3, false) CASE(64, 64, 3, false) CASE(64, 96, 3, false)
-    CASE(128, 64, 3, true) CASE(128, 64, 2, true) CASE(64, 64, 3, true) CASE(64, 96, 3, true) CASE(64, 128, 2, true) CASE(64, 128, 3, true)
+    CASE(128, 64, 3, true) CASE(128, 64, 2, true) CASE(64, 64, 3, true) CASE(64, 128, 2, true)
     return 4;
 }
