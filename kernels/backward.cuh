@@ -179,14 +179,6 @@ __device__ __forceinline__ unsigned long long advanced(unsigned long long descri
     return sum;
 }
 
-// Ends a block of instructions, as ptxas would move a wait to its beginning. No scale is such a NaN, another one at each place:
-// ptxas remembers which it was not. Scores from `BEGIN` to before `END` stay before it.
-template <int BEGIN, int END, int N> __device__ __forceinline__ void end_block(float (&s)[N], float scale) {
-#pragma unroll
-    for (int n = BEGIN; n < END; ++n) asm volatile("" : "+f"(s[n]));
-    if (__float_as_int(scale) == 0x7FC12345 + BEGIN) asm volatile("trap;");
-}
-
 // exp2_approx() that stays where it stands: the compiler would move it behind the wait for a product.
 __device__ __forceinline__ float exp2_here(float x) {
     float y;

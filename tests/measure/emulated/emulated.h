@@ -167,7 +167,6 @@ template <int P, int N> void finish_products(float (&)[N]) {
     auto& g = emu::current->cta->groups[threadIdx.x / 128]; int t = threadIdx.x % 128; long k = g.commits[t] - P; if (k <= 0) return; long end = g.end_of[k - 1]; auto* p = &g;
     emu::wait_for([p, end] { return p->executed >= end; });
 }
-template <int BEGIN, int END, int N> void end_block(float (&)[N], float) {}
 template <int N> void release(const unsigned (&)[N][4]) {}
 template <int N> void copy_registers(unsigned (&to)[N][4], const unsigned (&from)[N][4], int zero) { for (int j = 0; j < N; ++j) for (int i = 0; i < 4; ++i) to[j][i] = from[j][i] | zero; }
 namespace emu {
