@@ -42,7 +42,7 @@ template <int D, int M, int STAGES> struct SharedStorage {
     Part blocks[2];     // of this block of keys and the next; no steps: the end
     int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
+    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS], ds_full[2];
 };
 
 // One thread loads K, V, Q and dO with what belongs to their rows.
@@ -179,27 +179,31 @@ __device__ __forceinline__ void finish_tiles(int& finished, const Gradients& pro
 }
 
 // A consumer warpgroup: 64 keys of the block. Scores and all that comes of them are transposed, keys by queries.
-template <typename T, int D, bool CAUSAL, int M, int STAGES>
+// With DK_FIRST, a step issues dV and dK as soon as dS is in registers, then S of the next step, and then dQ. So a warpgroup
+// may be half a step behind the other: one has products under way while the other computes. No product that reads registers
+// is under way at the loop's end, and P and dS are over where S is issued.
+template <typename T, int D, bool CAUSAL, int M, int STAGES, bool DK_FIRST>
 __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const TensorMap& dk_map, const TensorMap& dv_map,
                                         const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
-    static_assert(D == 64 || M == 64, "dQ is a product of 64 rows for each warpgroup");
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
     const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
     const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
+    const unsigned ds_full = shared_address(smem.ds_full);
     const unsigned sums_full = shared_address(smem.sums_full[0]) + 8 * consumer;
     const unsigned sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
     // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
-    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[D == 128 ? 32 : M / 4];
+    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[D * M / 256];
+    constexpr int EARLY = M / 4;  // exponentials of a thread beside dQ, with DK_FIRST; the others are beside dP
     unsigned p[M / 16][4], early[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
-    unsigned step_parity = 0, block_parity = 0;
+    unsigned step_parity = 0, block_parity = 0, ds_phase = 0;
 
     const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
     const auto scores = [&] {
@@ -239,11 +243,11 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         }
         commit_products();
     };
-    // Scores become probabilities.
-    const auto exponentiate = [&] {
+    // Scores become probabilities, from accumulator `begin` to before `end`.
+    const auto exponentiate = [&](int begin = 0, int end = M / 2) {
         const int ahead = smem.ahead[stage.index()] + 64 * consumer;
         const int left = problem.keys - smem.blocks[block_parity].first_key - 64 * consumer;
-        if (left < 64 || (CAUSAL && ahead + 63 > 0)) {
+        if (begin == 0 && (left < 64 || (CAUSAL && ahead + 63 > 0))) {
 #pragma unroll
             for (int n = 0; n < M / 2; ++n) {
                 const int key = 16 * warp + lane / 4 + n / 2 % 2 * 8, query = n / 4 * 8 + lane % 4 * 2 + n % 2;
@@ -252,7 +256,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         }
         const unsigned negated = shared_address(smem.negated) + stage.index() * (4 * M) + lane % 4 * 8;
 #pragma unroll
-        for (int n = 0; n < M / 2; n += 4) {
+        for (int n = begin; n < end; n += 4) {
             const float2 offset = load_pair(negated + 8 * n);
             s[n] = exp2_here(s[n] * scale_log2 + offset.x);
             s[n + 1] = exp2_here(s[n + 1] * scale_log2 + offset.y);
@@ -270,7 +274,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8 + 64 * j;
         its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
     };
-    const auto differentiate = [&] {
+    const auto differentiate = [&](unsigned (&early)[M / 16][4]) {
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
         const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
 #pragma unroll
@@ -292,7 +296,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const unsigned sums = shared_address(smem.sums[consumer]);
         if constexpr (SWAPPED<D, M>) {
 #pragma unroll
-            for (int n = 0; n < M / 4; ++n) {
+            for (int n = 0; n < D * M / 256; ++n) {
                 const int row = n / 4 * 8 + lane % 4 * 2 + n % 2, column = 16 * warp + lane / 4 + n / 2 % 2 * 8;
                 store_one(sums + 256 * row + permuted<true>(row, column / 4) * 16 + column % 4 * 4, dq[n]);
             }
@@ -340,6 +344,81 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         wait(q_full + 8 * stage.index(), stage.phase());
         begin_products();
         scores();
+        if constexpr (DK_FIRST) {
+            wait(shared_address(&smem.v_full), block_parity);
+            wait(dout_full + 8 * stage.index(), stage.phase());
+            begin_products();
+            values();
+            finish_products<1>(s);
+            exponentiate();
+            end_store();  // of the block before
+#pragma unroll 1
+            for (int add = 0;; add = 1) {
+                pack_into(p, s);
+                load_delta(ahead, 0);
+                finish_products<0>(dp);
+                differentiate(ds);
+                __syncwarp();
+                arrive_for_warp(ds_full + 8 * step_parity);
+                begin_products();
+                accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
+                accumulate(dk, ds, q_stage(), add);
+                if (--steps == 0) break;
+                finish_products<1>(dv);
+                release(p);
+                arrive_for_warp(dout_empty + 8 * stage.index());
+                finish_products<0>(dk);
+                release(ds);
+                arrive_for_warp(q_empty + 8 * stage.index());
+                stage.advance();
+                wait(q_full + 8 * stage.index(), stage.phase());
+                begin_products();
+                scores();
+                wait(ds_full + 8 * step_parity, ds_phase);
+                begin_products();
+                multiply_by_keys();
+                finish_products<1>(s);
+                exponentiate(0, EARLY);
+                // ptxas would move the exponentials down to their use, behind the wait for dQ.
+                unsigned all = 0;
+#pragma unroll
+                for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
+                wait(sums_empty, step_parity ^ 1 ^ (all & zero));
+                finish_products<0>(dq);
+                leave_dq();
+                ds_phase ^= step_parity;
+                step_parity ^= 1;
+                wait(dout_full + 8 * stage.index(), stage.phase());
+                begin_products();
+                values();
+                exponentiate(EARLY, M / 2);
+            }
+            arrive_for_warp(shared_address(&smem.v_empty));
+            wait(ds_full + 8 * step_parity, ds_phase);
+            begin_products();
+            multiply_by_keys();
+            finish_products<2>(dv);
+            release(p);
+            finish_products<1>(dk);
+            release(ds);
+            wait(sums_empty, step_parity ^ 1);
+            finish_products<0>(dq);
+            arrive_for_warp(shared_address(&smem.k_empty));
+            leave_dq();
+            ds_phase ^= step_parity;
+            step_parity ^= 1;
+            synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
+            begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
+            const unsigned place = consumer ? q_stage() : shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES;
+            begin_store(dk_map, dk, problem.scale, place, place + M * 128);
+            if (threadIdx.x % 128 == 0) wait_for_stores();
+            __syncwarp();
+            arrive_for_warp(q_empty + 8 * stage.index());
+            arrive_for_warp(dout_empty + 8 * stage.index());
+            stage.advance();
+            block_parity ^= 1;
+            continue;
+        }
         finish_products<0>(s);
         exponentiate();
         wait(shared_address(&smem.v_full), block_parity);
@@ -354,7 +433,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
             load_delta(ahead, 0);
             finish_products<1>(dp);
-            differentiate();
+            differentiate(early);
             if (--steps == 0) break;
             const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index();
             const unsigned dout_done = dout_empty + 8 * stage.index();
@@ -417,7 +496,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 
 // q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides. With FINISHES, the warp that is left makes dQ of
 // the sums meanwhile.
-template <typename T, int D, bool CAUSAL, int M, int STAGES, bool FINISHES>
+template <typename T, int D, bool CAUSAL, int M, int STAGES, bool FINISHES, bool DK_FIRST = false>
 __global__ void __launch_bounds__(THREADS, 1)
 backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
          const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
@@ -439,6 +518,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         for (int w = 0; w < CONSUMERS; ++w) {
             for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);
+            if (DK_FIRST) init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
         }
         publish_barriers();
     }
@@ -451,7 +531,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         return;
     }
     take_registers<CONSUMER_REGISTERS<D, M>>();
-    consume<T, D, CAUSAL>(smem, dk, dv, problem);
+    consume<T, D, CAUSAL, M, STAGES, DK_FIRST>(smem, dk, dv, problem);
     if (FINISHES) finish_tiles<T, D, CAUSAL, M, 4>(smem.finished, problem);
 }
 

@@ -113,7 +113,7 @@ template <int M, bool CAUSAL> struct Schedule {
 // D = 128 a part is 64 columns, at D = 64 half of the queries. A row's 16-byte chunks are permuted, so that the floats that a
 // warp stores at once lie in all banks. Where dQ is computed transposed, they are of every other row.
 template <int D, int M> constexpr int PART_ROWS = D == 128 ? M : M / 2;
-template <int D, int M> constexpr bool SWAPPED = D == 64 || M % 64 != 0;
+template <int D, int M> constexpr bool SWAPPED = M / (D == 64 ? 2 : 1) % 64 != 0;
 template <bool EVERY_OTHER> __device__ __forceinline__ int permuted(int row, int chunk) {
     return chunk ^ (EVERY_OTHER ? row / 2 % 4 : row % 4) * 2;
 }
@@ -125,6 +125,8 @@ template <bool EVERY_OTHER> __device__ __forceinline__ int permuted(int row, int
 #define OPERANDS_48(c) OPERANDS_32(c), EIGHT(c, 32), EIGHT(c, 40)
 #define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define OPERANDS_40(c) OPERANDS_32(c), EIGHT(c, 32)
+#define NAMES_40 NAMES_36 ", %36, %37, %38, %39"
 #define NAMES_48 NAMES_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FINISH(N) \
     template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[N]) { \
@@ -132,6 +134,7 @@ template <bool EVERY_OTHER> __device__ __forceinline__ int permuted(int row, int
     }
 FINISH(16)
 FINISH(24)
+FINISH(40)
 FINISH(48)
 // A is read transposed: its 64 rows are columns in shared memory.
 template <typename T, int N>
@@ -149,6 +152,8 @@ __device__ __forceinline__ void multiply_columns(float (&c)[N], unsigned long lo
 #define MULTIPLIES(T, TYPE) \
     MULTIPLY(16, 32, 17, 18, T, TYPE, 1, multiply_columns<T>) \
     MULTIPLY(24, 48, 25, 26, T, TYPE, 1, multiply_columns<T>) \
+    MULTIPLY(40, 80, 41, 42, T, TYPE, 1, multiply_columns<T>) \
+    MULTIPLY(40, 80, 41, 42, T, TYPE, 0, SCORES(T)) \
     MULTIPLY(48, 96, 49, 50, T, TYPE, 0, SCORES(T))
 MULTIPLIES(__half, "f16")
 MULTIPLIES(__nv_bfloat16, "bf16")

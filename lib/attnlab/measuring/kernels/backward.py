@@ -40,33 +40,38 @@ class Tiling:
         rows: queries of a tile.
         stages: tiles of Q and of dO held at once.
         finishes: whether dQ is rounded by the main kernel, too, and not by one after it.
+        dk_first: whether a step issues dK before dQ, and S of the next step after them.
     """
 
     head_dim: int
     rows: int
     stages: int
     finishes: bool = True
+    dk_first: bool = False
 
     @property
     def shared_bytes(self) -> int:
         """As `SharedStorage` in the source: K, V, rings of Q and dO, 2 of dS, dQ, and numbers of rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
         of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
-        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 10)
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 12)
         whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
         return -(-whole // 128) * 128
 
     def expressions(self, dtype: str, causal: bool) -> tuple[str, str, str]:
         """The name expressions of `prepare`, `backward` and `finish`."""
-        element, mask, finishes = ladder.ELEMENTS[dtype], str(causal).lower(), str(self.finishes).lower()
+        element, mask = ladder.ELEMENTS[dtype], str(causal).lower()
+        order = f"{str(self.finishes).lower()}{', true' * self.dk_first}"
         return (
             f"prepare<{element}, {self.head_dim}, {mask}, {self.rows}>",
-            f"backward<{element}, {self.head_dim}, {mask}, {self.rows}, {self.stages}, {finishes}>",
+            f"backward<{element}, {self.head_dim}, {mask}, {self.rows}, {self.stages}, {order}>",
             f"finish<{element}, {self.head_dim}, {self.rows}>",
         )
 
 
 INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 64, 3), Tiling(128, 64, 3))}
+TRIED = tuple(Tiling(*sizes, dk_first=True) for sizes in ((64, 64, 3), (64, 128, 2), (128, 64, 2), (128, 64, 3)))
+"""Next to `INSTANCES`, for tools/gpu/backward.py to time."""
 
 
 class Gradients(ctypes.Structure):
