@@ -21,15 +21,28 @@
 #include "jobs.cuh"
 
 struct Strides { long long batch, head, row; };  // in elements; rows are queries or keys
+struct Dense { __device__ __forceinline__ void look_up(int) {} };  // keys are not in pages
 
 // `group` query heads share each of the `kv_heads`; together their queries are rows, numbered query by query. A head's keys
 // are split over `clusters` of `cluster` CTAs, with `split_keys` each. Under the mask, if `masked`, the last query sees all
 // keys of its sequence.
 struct Packing {
+    static constexpr bool BY_LENGTHS = false;  // whether a head's parts go by the lengths (rung 17)
     Strides q, k, v, o;
     int queries, keys, group, kv_heads, clusters, cluster, split_keys, masked;
     float scale;
     __device__ __forceinline__ int rows() const { return group * queries; }
+    // The head of K and V of a cluster, over all batches, and its number among that head's.
+    __device__ __forceinline__ int head_of(int item) const { return item / clusters; }
+    __device__ __forceinline__ int cluster_of(int item) const { return item % clusters; }
+    // Where its results are in the workspace.
+    __device__ __forceinline__ long long slot(int head, int cluster) const {
+        return static_cast<long long>(head) * clusters + cluster;
+    }
+    __device__ __forceinline__ const Packing& parts(const int*, int) const { return *this; }
+    // Where keys are, as `load_keys` takes it.
+    __device__ __forceinline__ Dense places(int, int) const { return {}; }
+    __device__ __forceinline__ long long apart(bool values) const { return values ? v.row : k.row; }
     // The keys of a sequence, of which the tensors hold `keys` at most.
     __device__ __forceinline__ int keys_of(const int* kv_lens, int batch) const {
         return kv_lens ? min(max(kv_lens[batch], 0), keys) : keys;
@@ -118,7 +131,8 @@ template <int N> __device__ __forceinline__ float (&block(float (&c)[N], int num
 
 // The keys from `first` on, of which those before `end` are there; `thread` is one of THREADS.
 template <int KEYS, int D, int THREADS, typename T>
-__device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end, int thread) {
+__device__ __forceinline__ void load_keys(const Dense&, T* tile, const T* source, long long stride, int first, int end,
+                                          int thread) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
     static_assert(KEYS % STEP == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
     static_assert(STEP % 4 == 0, "the swizzle has the chunk at one place of all these keys' rows, or of every other one's");
@@ -183,9 +197,10 @@ template <int D> struct Result {
 template <typename T, int D> struct Output {
     T* o;             // where the group's first query begins
     float* partials;  // where the tile's first row begins in the workspace; null if O takes the results
-    __device__ __forceinline__ Output(T* o, float* workspace, const Packing& problem, int head, int cluster, int first)
+    template <typename P>
+    __device__ __forceinline__ Output(T* o, float* workspace, const P& problem, int head, int cluster, int first)
         : o(o + problem.offset(problem.o, head / problem.kv_heads, head % problem.kv_heads, 0)) {
-        const long long row = (static_cast<long long>(head) * problem.clusters + cluster) * problem.rows() + first;
+        const long long row = problem.slot(head, cluster) * problem.rows() + first;
         partials = problem.clusters > 1 ? workspace + row * Partial<D>::SIZE : nullptr;
     }
     // Four columns of a row of the tile, which begins so far from the group's first query.
@@ -248,7 +263,7 @@ __device__ __forceinline__ void merge_cluster(const float* results, int rank, in
 
 // How the warps of a CTA share the work. With less than 64 rows warps multiply, and share the keys of a tile. From then on
 // warpgroups do, and one more loads K and V, one piece after the other, into a ring of PIECES.
-template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS> struct Roles {
+template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS, bool PAGES = false> struct Roles {
     static constexpr bool BY_WARPGROUPS = ROWS >= 64, IN_TURNS = TURNS && ROWS > 64;
     static constexpr int CONSUMERS = WARPS - 4 * BY_WARPGROUPS, THREADS = 32 * CONSUMERS;  // warps and threads that multiply
     // A warp multiplies with 16 keys at least: where a tile has fewer for each warp, its warps share the columns of V too.
@@ -259,7 +274,8 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
     // that are multiplied and one more stay there.
     static constexpr int WANTED = 32 * 1024 / PIECE, BEHIND = WANTED < PIECES - 3 ? WANTED : PIECES - 3;
     // setmaxnreg: a warpgroup that asks for more than the others left of the CTA's registers waits for good.
-    static constexpr int LAUNCH_REGISTERS = 65536 / (32 * WARPS * CTAS) / 8 * 8, PRODUCER_REGISTERS = ROWS > 128 ? 32 : 40;
+    static constexpr int LAUNCH_REGISTERS = 65536 / (32 * WARPS * CTAS) / 8 * 8;
+    static constexpr int PRODUCER_REGISTERS = (ROWS > 128 ? 32 : 40) + 16 * (PAGES && D < 256);  // to look pages up
     static constexpr int LEFT = (WARPS / 4 * LAUNCH_REGISTERS - PRODUCER_REGISTERS) / (CONSUMERS / 4) / 8 * 8;
     static constexpr int CONSUMER_REGISTERS = LEFT < 240 ? LEFT : 240;
     // A warpgroup that is launched with more registers than that keeps them.
@@ -271,11 +287,11 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
     static_assert(!BY_WARPGROUPS || BEHIND > 0, "the ring holds a tile that is multiplied and one that comes");
 };
 
-// q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V.
-template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
-__global__ void __launch_bounds__(32 * WARPS, CTAS)
-few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
-    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>;
+// A CTA of `few`, or of another kernel with a problem of its own.
+template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS, typename P>
+__device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens,
+                                            const P& problem) {
+    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS, P::BY_LENGTHS>;
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
     constexpr int COLUMN_PARTS = R::COLUMN_PARTS, OWN_COLUMNS = R::OWN_COLUMNS;
     constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS;
@@ -292,8 +308,8 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 
     const int rows = problem.rows(), row_tiles = (rows + ROWS - 1) / ROWS;
     const int rank = blockIdx.x % problem.cluster, item = blockIdx.x / problem.cluster;
-    const int first = item % row_tiles * ROWS, cluster = item / row_tiles % problem.clusters;
-    const int head = item / row_tiles / problem.clusters;  // of K and V, over all batches
+    const int first = item % row_tiles * ROWS, cluster = problem.cluster_of(item / row_tiles);
+    const int head = problem.head_of(item / row_tiles);  // of K and V, over all batches
     const int tile_rows = min(ROWS, rows - first);
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
     unsigned full = 0, empty = 0;  // where the mbarriers of the pieces lie
@@ -318,6 +334,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const int tiles = max(0, end - begin + KEYS - 1) / KEYS;
     const T* k_head = k + batch * problem.k.batch + kv_head * problem.k.head;
     const T* v_head = v + batch * problem.v.batch + kv_head * problem.v.head;
+    auto places = problem.places(batch, begin);
 
     if constexpr (BY_WARPGROUPS)
         if (warp >= R::CONSUMERS) {
@@ -331,9 +348,9 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 #pragma unroll 1
             for (int piece = 0; piece < 2 * tiles; ++piece) {
                 wait(empty + 8 * (piece % R::PIECES), piece / R::PIECES % 2 ^ 1);
-                load_keys<KEYS, D, 128>(ring + piece % R::PIECES * R::PIECE, piece % 2 ? v_head : k_head,
-                                        piece % 2 ? problem.v.row : problem.k.row, begin + piece / 2 * KEYS, end,
-                                        threadIdx.x - THREADS);
+                load_keys<KEYS, D, 128>(places, ring + piece % R::PIECES * R::PIECE, piece % 2 ? v_head : k_head,
+                                        problem.apart(piece % 2), begin + piece / 2 * KEYS, end, threadIdx.x - THREADS);
+                if (piece % 2) places.look_up(begin + (piece / 2 + 1) * KEYS);
                 commit_copies();
                 wait_for_copies<R::BEHIND>();
                 if (piece >= R::BEHIND) publish(piece - R::BEHIND);
@@ -349,8 +366,10 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         if constexpr (!BY_WARPGROUPS)
             if (tile < tiles) {
                 T* to = ring + tile % STAGES * 2 * KEYS * D;
-                load_keys<KEYS, D, THREADS>(to, k_head, problem.k.row, begin + tile * KEYS, end, threadIdx.x);
-                load_keys<KEYS, D, THREADS>(to + KEYS * D, v_head, problem.v.row, begin + tile * KEYS, end, threadIdx.x);
+                const int from = begin + tile * KEYS;
+                load_keys<KEYS, D, THREADS>(places, to, k_head, problem.apart(false), from, end, threadIdx.x);
+                load_keys<KEYS, D, THREADS>(places, to + KEYS * D, v_head, problem.apart(true), from, end, threadIdx.x);
+                places.look_up(from + KEYS);
             }
         commit_copies();
     };
@@ -654,10 +673,17 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     leave_cluster();  // nobody ends whose memory is still read
 }
 
+// q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V.
+template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
+__global__ void __launch_bounds__(32 * WARPS, CTAS)
+few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
+    attend_part<T, D, CAUSAL, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>(q, k, v, o, workspace, kv_lens, problem);
+}
+
 // The results of the clusters of each row: a warp for 128 columns of a row at most, a CTA for as many of a head of K and V as it
 // has warps.
-template <typename T, int D>
-__global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
+template <typename T, int D, typename Problem>
+__device__ __forceinline__ void merge_parts(T* o, const float* workspace, const int* kv_lens, const Problem& problem) {
     using P = Partial<D>;
     // Warps of a row; neighbouring columns of a lane; results that are on their way.
     constexpr int WARPS = D > 128 ? D / 128 : 1, COLUMNS = D / 32 / WARPS, AT_ONCE = 8;
@@ -669,10 +695,13 @@ __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const
     launch_next();
     wait_for_previous();
     if (row >= rows) return;
-    const int cluster_keys = problem.cluster * problem.split_keys;
+    const auto& parts = problem.parts(kv_lens, head);
+    if constexpr (Problem::BY_LENGTHS)
+        if (parts.clusters == 1) return;  // O is there
+    const int cluster_keys = parts.cluster * parts.split_keys;
     const int keys = problem.keys_of(kv_lens, batch), seen = problem.masked ? problem.seen(keys, row) : keys;
     const int written = (max(0, seen) + cluster_keys - 1) / cluster_keys;
-    const float* from = workspace + (static_cast<long long>(head) * problem.clusters * rows + row) * P::SIZE;
+    const float* from = workspace + (parts.slot(head, 0) * rows + row) * P::SIZE;
     const long long step = static_cast<long long>(rows) * P::SIZE;
 
     float top = -infinity(), sum = 0, value[COLUMNS] = {};  // relative to 2^top
@@ -713,4 +742,9 @@ __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const
 #pragma unroll
     for (int x = 0; x < COLUMNS; x += 2) packed.x[x / 2] = pack<T>(value[x] * inverse, value[x + 1] * inverse);
     reinterpret_cast<Packed*>(o + problem.offset(problem.o, batch, kv_head, row) + column)[lane] = packed;
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
+    merge_parts<T, D>(o, workspace, kv_lens, problem);
 }

@@ -136,7 +136,7 @@ def test_packed_sequences_that_lie_outside_end_with_the_tensor():
 def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
     q, k, v = inputs.draw(Shape(2, 2, 4, 64, kv_len=9), 0, CPU)
     monkeypatch.setattr(attend, "is_plain", lambda *_: True)
-    monkeypatch.setattr(attend, "_split_keys", lambda: lambda *_: "few")
+    monkeypatch.setattr(ragged, "split", lambda *_: "few")
     asked = []
     monkeypatch.setattr(ragged, "padded", lambda *given: asked.append(given[3:]) or "ragged")
     lengths = torch.tensor([3, 2**40])
@@ -182,14 +182,14 @@ def test_the_kernel_takes_lengths_where_it_serves_and_sdpa_where_not(monkeypatch
     q, k, v = inputs.draw(Shape(2, 2, 4, 64, kv_len=9), 0, CPU)
     asked = []
 
-    def few(q, k, v, causal, scale, kv_lens):
+    def few(q, k, v, causal, scale, kv_lens, block_table):
         asked.append((causal, scale, kv_lens.dtype, kv_lens.tolist()))
         if scale:
             raise Unsupported("another scale")
         return "computed"
 
     monkeypatch.setattr(attend, "is_plain", lambda *_: True)
-    monkeypatch.setattr(attend, "_split_keys", lambda: few)
+    monkeypatch.setattr(ragged, "split", few)
     lengths = torch.tensor([3, 9])
     assert attnlab.attend(q, k, v, causal=True, kv_lens=lengths) == "computed"
     assert attnlab.attend(q, k, v, scale=0.5, kv_lens=lengths).shape == q.shape

@@ -30,6 +30,11 @@ def pairs(few):
     return rungs.of(ladder.rung("kernel.pairs"))
 
 
+@pytest.fixture
+def caches(few):
+    return rungs.of(ladder.rung(rungs.CACHES))
+
+
 AXES = [(64, False, "float16"), (128, True, "bfloat16"), (256, False, "bfloat16"), (256, True, "float16")]
 
 
@@ -99,7 +104,9 @@ def test_pairs_serve_two_tiles_of_which_one_is_nearly_empty(pairs):
     require_passed(pairs, drawn(MODEL.resized(seq_len=33)), True)  # 132 rows
 
 
-def test_random_shapes_and_lengths_of_sequences(few):
+@pytest.mark.parametrize("name", ["few", "caches"])
+def test_random_shapes_and_lengths_of_sequences(request, name):
+    kernel = request.getfixturevalue(name)
     chance = random.Random(0)
     for number in range(200):
         causal, batch, kv_heads = chance.random() < 0.5, chance.randint(1, 5), chance.choice((1, 2, 8))
@@ -111,8 +118,51 @@ def test_random_shapes_and_lengths_of_sequences(few):
         shape = Shape(batch, heads, queries, chance.choice((64, 128, 256)), causal, dtype, **axes)
         given = drawn(shape, number)
         lengths = [chance.choice((0, 1, kv_len, kv_len + 9, chance.randint(0, kv_len))) for _ in range(batch)]
-        output = few(*given, causal, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
+        output = kernel(*given, causal, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
         require_right(output, given, lengths, causal, f"{shape}, {lengths}")
+
+
+@pytest.mark.parametrize("queries", [1, 16, 64])
+@pytest.mark.parametrize("axes", [(64, "float16"), (128, "bfloat16"), (256, "bfloat16")], ids=str)
+@pytest.mark.parametrize("page", [16, 48, 256])
+def test_pages_give_the_bits_of_what_they_hold_whatever_lies_behind(caches, page, axes, queries):
+    """Lengths of all sorts, one longer than all others together, more sequences than a warp looks at at once."""
+    head_dim, dtype = axes
+    each, lengths = 4608 // page, [0, 1, 4608, 9999, *(7 * n % 200 for n in range(31))]
+    shape = Shape(len(lengths), 8, queries, head_dim, True, dtype, kv_heads=2, kv_len=each * page)
+    q, k, v = drawn(shape)
+    lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
+    behind = (torch.arange(k.shape[2], device=GPU) >= lens[:, None])[:, None, :, None]
+    k, v = k.masked_fill(behind, torch.nan), v.masked_fill(behind, torch.nan)
+    used = (lens.clamp(max=k.shape[2])[:, None] + page - 1) // page
+    places = torch.randperm(len(lengths) * each, device=GPU).view(-1, each)
+    pages = []
+    for tensor in (k, v):
+        cache = torch.full((places.numel(), page, 2, head_dim), torch.nan, dtype=k.dtype, device=GPU)
+        cache[places.flatten()] = tensor.transpose(1, 2).reshape(cache.shape)
+        pages.append(cache.transpose(1, 2))
+    there = torch.arange(each, device=GPU) < used
+    table = places.to(torch.int32).masked_fill(~there, -(2**31))
+    launch = caches.paged(q, *pages, each, True, None).launch
+    output = launch.of_lengths(q, *pages, lens, table)
+    assert torch.equal(output, caches(q, k, v, True, None, lens))
+    require_right(output, (q, k, v), lengths, True, str(shape))
+    assert torch.equal(output, attnlab.attend(q, *pages, True, kv_lens=lens, block_table=table))
+    table[3] = table[2]  # 2 sequences share their pages
+    output = launch.of_lengths(q, *pages, lens, table)
+    others = [torch.cat((tensor[:3], tensor[2:3], tensor[4:])) for tensor in (k, v)]
+    assert torch.equal(output, caches(q, *others, True, None, lens))
+
+
+def test_many_queries_over_pages_and_pages_of_any_size_are_right(caches):
+    for queries, page in ((300, 16), (2, 24)):
+        q, k, v = drawn(Shape(2, 8, queries, 128, True, "bfloat16", kv_heads=2, kv_len=40 * page))
+        pages = [tensor.unflatten(2, (40, page)).transpose(1, 2).flatten(0, 1) for tensor in (k, v)]
+        table = torch.arange(80, dtype=torch.int32, device=GPU).view(2, 40)
+        lengths = [40 * page, 333]
+        lens = torch.tensor(lengths, device=GPU)
+        output = attnlab.attend(q, *pages, True, kv_lens=lens, block_table=table)
+        require_right(output, (q, k, v), lengths, True, str(page))
 
 
 def require_right(outputs, given, lengths, causal, words):
@@ -157,7 +207,10 @@ def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):
 @pytest.mark.parametrize("kv_len", [1024, 8192])
 @pytest.mark.parametrize(
     ("name", "queries", "head_dim"),
-    [("few", 1, 128), ("few", 16, 128), ("pairs", 64, 128), ("few", 1, 256), ("few", 16, 256), ("few", 64, 256)],
+    [
+        *(("few", 1, 128), ("few", 16, 128), ("pairs", 64, 128), ("few", 1, 256), ("few", 16, 256), ("few", 64, 256)),
+        *(("caches", 1, 128), ("caches", 16, 128), ("caches", 64, 128)),
+    ],
 )
 def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(
     request, name, queries, head_dim, kv_len
@@ -196,15 +249,17 @@ def test_streams_and_graphs_have_workspaces_of_their_own(few):
         assert all(map(torch.equal, outputs, right))
 
 
-def test_a_graph_reads_the_lengths_that_the_tensor_holds_then(few):
+@pytest.mark.parametrize("name", ["few", "caches"])
+def test_a_graph_reads_the_lengths_that_the_tensor_holds_then(request, name):
+    kernel = request.getfixturevalue(name)
     given, lengths = drawn(MODEL), torch.full((4,), 3000, dtype=torch.int32, device=GPU)
     graph = torch.cuda.CUDAGraph()
-    few(*given, True, None, lengths)
+    kernel(*given, True, None, lengths)
     with torch.cuda.graph(graph):
-        output = few(*given, True, None, lengths)
+        output = kernel(*given, True, None, lengths)
     for stated in ([3000, 100, 1, 0], [7, 2048, 2049, 3000]):
         lengths.copy_(torch.tensor(stated))
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(output, few(*given, True, None, lengths))
+        assert torch.equal(output, kernel(*given, True, None, lengths))
         require_right(output, given, stated, True, str(stated))

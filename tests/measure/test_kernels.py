@@ -25,7 +25,6 @@ from attnlab.compile import check, nvrtc, occupancy
 from attnlab.compile.nvrtc import Build, Instance
 from attnlab.measuring.clocks import originals
 from attnlab.measuring.kernels import launch, maps, rungs
-from attnlab.measuring.kernels.best import OfLengths
 from attnlab.measuring.kernels.problem import Packing
 from attnlab.measuring.session import record
 from attnlab.measuring.subjects import registry
@@ -112,6 +111,7 @@ SHARED_BYTES = {  # of sources without a structure for them, by head_dim and tem
     "swizzled": lambda d: 2 * 2 * 64 * d,
     "pipelined": lambda d, warps, mtiles, keys, ctas: 2 * d * (16 * mtiles * warps + 4 * keys),
     "few": lambda d, rows, warps, keys, stages, **_: 2 * d * (rows + 2 * stages * keys),
+    "caches": lambda d, rows, warps, keys, stages, **_: 2 * d * (rows + 2 * stages * keys),
     "pairs": lambda d, rows, warps, keys, stages: 2 * d * (rows + 2 * stages * keys),
 }
 
@@ -379,14 +379,6 @@ def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(h200, fol
     found = {name: best.kernel(*tensors, False).rung.tiles[0].name for name, tensors in asked.items()}
     assert found == {name: name for name in asked}
     assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
-
-
-def test_lengths_go_to_what_was_chosen_if_it_splits_keys_and_else_to_few(h200, folder):
-    split = {"parameters": "packing", "merge": "merge"}
-    named = (rung(TILE, name=name, **more) for name, more in {"plain": {}, "few": split, "other": split}.items())
-    ladders.write(folder, *named)
-    tuned(choice("", rung="plain"), choice("", rung="other", causal=True))
-    assert [OfLengths().kernel(Q, Q, Q, causal).rung.name for causal in (False, True)] == ["few", "other"]
 
 
 def test_where_there_is_no_best_it_says_why(h200, folder):

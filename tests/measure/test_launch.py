@@ -257,6 +257,12 @@ def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monke
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1)
     made.of_lengths(Q, Q, Q, lengths)
     assert [tensors[-1] for *_, tensors in driver.early] == [lengths.data_ptr()] * 2
+    made.pages, table = 3, torch.zeros(2, 3, dtype=torch.int32)
+    monkeypatch.setattr(made, "parameters", lambda: (Pointers([ctypes.c_int(9)], 7), Pointers([ctypes.c_int(9)], 3)))
+    del made._own.parameters
+    made.of_lengths(Q, Q, Q, lengths, table)
+    with pytest.raises(Unsupported, match=r"^block_table has to be an int32 tensor \(2, 3\) on the device of Q$"):
+        made.of_lengths(Q, Q, Q, lengths, table[:, :2])
     for wrong in (lengths.long(), lengths[:1], torch.zeros(4, dtype=torch.int32)[::2], lengths.view(2, 1)):
         with pytest.raises(Unsupported, match=r"^kv_lens has to be an int32 tensor \(2,\) on the device of Q$"):
             made.of_lengths(Q, Q, Q, wrong)

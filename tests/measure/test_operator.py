@@ -95,6 +95,9 @@ def test_torch_finds_nothing_wrong_with_those_of_unlike_lengths():
     q, k, v = drawn(PLAIN)
     lengths, ends = torch.tensor([7, 33]), torch.tensor([0, 1, 4], dtype=torch.int32)
     torch.library.opcheck(torch.ops.attnlab.attention_of_lengths.default, (q, k, v, lengths, True, None, lengths))
+    pages = torch.tensor([[0], [1]], dtype=torch.int32)
+    paged = (q, k, v, lengths, True, None, None, pages)
+    torch.library.opcheck(torch.ops.attnlab.attention_of_lengths.default, paged)
     torch.library.opcheck(torch.ops.attnlab.attention_packed.default, (q[0], k[0], v[0], ends, ends, True, 0.5))
 
 

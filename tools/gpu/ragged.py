@@ -1,4 +1,4 @@
-"""Check and time `kernel.ragged` on a GPU machine: minutes, and no run.
+"""Check and time `kernel.ragged` and `kernel.caches` on a GPU machine: minutes, and no run.
 
 ``PYTHONPATH=lib python3 tools/gpu/ragged.py`` runs all parts, each in its own process, which is ended after the seconds
 of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed before its launch, to show which hangs.
@@ -7,8 +7,11 @@ of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed 
 - cases: random cases against float64, with NaN in neighbours and behind lengths, and the output's memory watched.
 - graph: a graph replayed with other lengths, and sequences alone and among others, bit by bit.
 - times: 32 sequences of 73 to 1,886 tokens and equal lengths of the same work, next to other implementations, in µs.
+- caches: 1 and 16 queries over 32 caches. They are checked against float64, and pages bit by bit against none.
+  Then come times next to others, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
 """
 
+import math
 import random
 import subprocess
 import sys
@@ -20,19 +23,20 @@ from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import attnlab
-from attnlab.measuring.kernels import best, rungs
+from attnlab.measuring.kernels import best, problem, rungs
 from attnlab.measuring.peers import flash4
 from attnlab.measuring.subjects import outputs
 from attnlab.serving import ragged
 from attnlab.study import ladder
 
 GPU = torch.device("cuda")
-LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270}
+LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150}
 """Seconds that each part may take."""
 CASES = 300
 SENTINEL = -77.0
@@ -371,25 +375,79 @@ def times() -> None:
     timed(packed_calls(tiny, tiny, tiny, [64], True), "one sequence of 64 tokens (what listing costs):", calls=20)
     many = draw(4096 * 30, 8, 128)
     timed(packed_calls(many, many, many, [30] * 4096, True), "4,096 sequences of 30 tokens:", calls=4)
-    # Padded prompts, and few queries over caches of unlike lengths.
+    # Padded prompts.
     most = max(lengths)
     q, k, v = (draw(32, 16, most, 128) for _ in range(3))
     lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
     for causal in (True, False):
         call = partial(attnlab.attend, q, k, v, causal, kv_lens=lens, q_lens=lens)
         timed([("attend", call)], f"the same padded to {most}, causal={causal}:")
-    caches = torch.tensor([549, 16335, *(random.randint(549, 16335) for _ in range(30))], dtype=torch.int32, device=GPU)
-    k, v = (draw(32, 8, 16384, 128) for _ in range(2))
-    for queries in (1, 16):
-        q = draw(32, 32, queries, 128)
-        ways = {name: rungs.of(ladder.rung(f"kernel.{name}")) for name in ("few", "ragged")}
-        named = [(name, partial(way, q, k, v, True, None, caches)) for name, way in ways.items()]
-        timed(named, f"{queries} queries over caches of 549 to 16,335 keys:", calls=4)
+
+
+def caches() -> None:
+    some, held = random.Random(7), 16384
+    drawn = [math.exp(some.uniform(math.log(549), math.log(16335))) for _ in range(32)]
+    laws = {
+        "log-uniform": [round(129_000 * x / sum(drawn)) for x in drawn],
+        "uniform": [549, 16335, *(some.randint(549, 16335) for _ in range(30))],
+    }
+    draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
+    k, v = draw(32, 8, held, 128), draw(32, 8, held, 128)
+    paged = {size: in_pages(k, v, size) for size in (16, 64, 256)}
+    own, few = ladder.rung(rungs.CACHES), rungs.of(ladder.rung("kernel.few"))
+    wrong = 0
+    for law, lengths in laws.items():
+        lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
+        for queries in (1, 16):
+            q = draw(32, 32, queries, 128)
+            output = attnlab.attend(q, k, v, True, kv_lens=lens)
+            for i, n in enumerate(lengths):
+                own_q, own_k, own_v = (x[i].transpose(0, 1) for x in (q, k[:, :, :n], v[:, :, :n]))
+                right, bound = exact(own_q, own_k, own_v, True, None)
+                error = (output[i].transpose(0, 1).double() - right).abs()
+                wrong += not bool((error <= 1.2 * UNIT[torch.bfloat16] * (right.abs() + 2 * bound) + 1e-4).all())
+            wrong += not torch.equal(output, attnlab.attend(q, k, v, True, kv_lens=lens))
+            named: list[tuple[str, Callable[[], Any]]] = [
+                ("attend", partial(attnlab.attend, q, k, v, True, kv_lens=lens)),
+                ("few", partial(few, q, k, v, True, None, lens)),
+                ("sdpa", partial(ragged.masked, q, k, v, lens, True, None)),
+            ]
+            rows = [tile for tile in own.tiles if tile.head_dim == 128 and tile.rows == max(16, 4 * queries)]
+            named += [(tile.name, partial(rungs.kernel(own, tile), q, k, v, True, None, lens)) for tile in rows]
+            for parts in (1, 2, 4, 6):
+                with patch.object(problem, "PARTS_HELD", parts):
+                    kernel = rungs.Kernel(own)
+                    kernel(q, k, v, True, None, lens)
+                named.append((f"{parts} parts", partial(kernel, q, k, v, True, None, lens)))
+            flash = partial(flash4._called, "flash_attn_varlen_func", causal=True, seqused_k=lens)
+            named.append(("flash4", partial(flash, *(x.transpose(1, 2) for x in (q, k, v)))))
+            for size, (pages_k, pages_v, table) in paged.items():
+                call = partial(attnlab.attend, q, pages_k, pages_v, True, kv_lens=lens, block_table=table)
+                wrong += not torch.equal(output, call())
+                named.append((f"pages of {size}", call))
+                views = (x.transpose(1, 2) for x in (q, pages_k, pages_v))
+                named.append((f"flash4 {size}", partial(flash, *views, page_table=table)))
+            print(f"{wrong} wrong so far", flush=True)
+            floor = 4096 * sum(lengths) / 4.4e6
+            timed(named, f"{law}, {sum(lengths)} keys ({floor:.0f} us at 4.4 TB/s), {queries} queries:", calls=4)
+    raise SystemExit(wrong > 0)
+
+
+def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Caches in pages in the order of vLLM, at random places, and their table."""
+    batch, heads, keys, head_dim = k.shape
+    table = torch.randperm(batch * keys // size, device=GPU).to(torch.int32)
+    made = []
+    for tensor in (k, v):
+        pages = torch.empty(len(table), size, heads, head_dim, dtype=k.dtype, device=GPU)
+        pages[table.long()] = tensor.transpose(1, 2).reshape(pages.shape)
+        made.append(pages.transpose(1, 2))
+    return made[0], made[1], table.view(batch, -1)
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        {"smoke": smoke, "cases": cases, "graph": graph, "times": times}[sys.argv[1]]()
+        {"smoke": smoke, "cases": cases, "graph": graph, "times": times, "caches": caches}[sys.argv[1]]()
     else:
         for part, seconds in LIMITS.items():
             print(f"== {part}", flush=True)

@@ -27,6 +27,7 @@ TARGET = {"batch": 32, "heads": 8, "seq_len": 512}
 """The shape at which CTAs and waves are counted."""
 PASSED = {
     ("tensor maps", "packing"): (8,) * 6 + (136, 128, 128),
+    ("pointers", "caches"): (8,) * 7,
     ("pointers", "packing"): (8,) * 6,
     ("pointers", "plain"): (8,) * 4,
     ("tensor maps", "plain"): (128,) * 4 + (4,),

@@ -3,14 +3,12 @@
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from attnlab.base.errors import UserError
-from attnlab.measuring.kernels import best
 from attnlab.measuring.kernels.launch import layout
 from attnlab.measuring.subjects import sdpa
 from attnlab.measuring.subjects.implementation import Unsupported
@@ -33,6 +31,7 @@ def attend(
     scales: Sequence[Tensor] | None = None,
     dtype: torch.dtype | None = None,
     q_lens: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
@@ -59,9 +58,10 @@ def attend(
             where gradients are needed, or for tensors that SDPA computes in any case.
         kv_lens: the number of keys of each sequence, whole numbers ``(batch,)`` on the device of `q`; None for all of
             k. Later keys are not read. A query that sees no key gives 0, and the last query sees all keys of its
-            sequence. Up to 128 queries a kernel that splits keys computes the output, and `kernel.ragged` for more,
-            where they serve these tensors, without the table. Elsewhere SDPA does, under a mask, from copies of k and
-            v. Nothing waits for the device.
+            sequence. Up to 128 queries `kernel.caches` computes the output, and `kernel.ragged` for more, where they
+            serve these tensors, without the table. Elsewhere SDPA does, under a mask, from copies of k and v. Nothing
+            waits for the device. The same lengths give the same bits; with others in the batch, those of a sequence
+            may differ.
         scales: those of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``,
             or with 1 in place of either. With `dtype=torch.float8_e4m3fn` a fourth, of the heads of q, divides the
             output, which is at most 448. `kernel.fp8` serves such tensors where it can. Elsewhere PyTorch's operations
@@ -70,23 +70,30 @@ def attend(
         q_lens: the number of queries of each sequence, as `kv_lens`; padding is behind them. `kernel.ragged` neither
             reads nor writes it, so the output holds anything there; SDPA leaves 0. Under the mask the last of these
             queries sees all keys of its sequence.
+        block_table: the pages of each sequence, int32 ``(batch, pages)`` on the device of `q`, with `kv_lens`. Then k
+            and v are ``(all pages, kv_heads, page_size, head_dim)``, with any strides: of a cache of vLLM or
+            flash-attn, ``(pages, page_size, kv_heads, head_dim)``, pass ``cache.transpose(1, 2)``. Sequences may share
+            pages. Behind a length the table may hold anything. Before it, numbers have to be those of pages. That is
+            not checked, as the host would have to wait; with others a kernel fails, or reads other memory.
+            `kernel.caches` reads pages of a multiple of 16 keys in place, for up to 128 queries. Elsewhere all pages
+            are copied first.
 
     Raises:
         TypeError: q, k or v is not a tensor.
-        ValueError: there is no attention of tensors of these shapes and dtypes, or scale, kv_lens, scales or dtype do
-            not fit them.
+        ValueError: there is no attention of tensors of these shapes and dtypes, or scale, kv_lens, block_table, scales
+            or dtype do not fit them.
         RuntimeError: the chosen implementation failed on tensors that it serves, or the device or its memory did.
     """
     if scales is not None or dtype is not None:
         if scales is None:
             raise ValueError("attend takes dtype, of the output, where q, k and v come with scales")
-        if autotune or kv_lens is not None or q_lens is not None:
+        if autotune or any(given is not None for given in (kv_lens, q_lens, block_table)):
             raise ValueError("attend takes neither autotune nor kv_lens with scales")
         from attnlab.measuring.fp8 import attend as scaled  # needs pandas
 
         return scaled.attend(q, k, v, scales, causal, scale, dtype)
-    if kv_lens is not None or q_lens is not None:
-        return _of_lengths(q, k, v, causal, scale, kv_lens, q_lens)
+    if kv_lens is not None or q_lens is not None or block_table is not None:
+        return _of_lengths(q, k, v, causal, scale, kv_lens, q_lens, block_table)
     if is_compiling():
         # The operator refuses the first, and has no rules for the last.
         if v.shape != k.shape or context.asks_for_sdpa() or context.is_transformed():
@@ -159,6 +166,7 @@ def _of_lengths(
     scale: float | None,
     kv_lens: Tensor | None,
     q_lens: Tensor | None,
+    block_table: Tensor | None,
 ) -> Tensor:
     """`attend` where each sequence has its own number of keys, or of queries."""
     given = {name: each for name, each in (("kv_lens", kv_lens), ("q_lens", q_lens)) if each is not None}
@@ -167,13 +175,29 @@ def _of_lengths(
         fits = each.layout is torch.strided and not each.is_nested and each.shape == q.shape[:1]
         if (q.ndim, k.ndim) != (4, 4) or not fits or each.dtype not in ragged.WHOLE:
             raise ValueError(f"{name} has to hold a whole number for each sequence of q {tuple(q.shape)}")
+    if block_table is not None:
+        _require_table(block_table, q, k, v, kv_lens)
     if needs_gradients(q, k, v) or (is_compiling() and context.asks_for_sdpa()):
-        return ragged.masked(q, k, v, kv_lens, causal, scale, q_lens)
+        return ragged.masked(q, *ragged.gathered(k, v, block_table), kv_lens, causal, scale, q_lens)
     if is_compiling() or _is_watched(q, k, v):
         q, k, v = context.autocast(q, k, v)
-        output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale, q_lens)
+        output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale, q_lens, block_table)
         return output
-    return _of_lengths_forward(q, k, v, kv_lens, causal, scale, q_lens)
+    return _of_lengths_forward(q, k, v, kv_lens, causal, scale, q_lens, block_table)
+
+
+def _require_table(block_table: Tensor, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> None:
+    """Raise TypeError or ValueError unless these are caches in pages."""
+    calls.require_tensors(q, k, v, block_table=block_table)
+    if kv_lens is None:
+        raise ValueError("attend takes block_table with kv_lens")
+    if block_table.dtype != torch.int32 or block_table.ndim != 2 or block_table.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"block_table has to be int32, with a row of pages for each sequence of q {tuple(q.shape)}, not "
+            f"{block_table.dtype} {tuple(block_table.shape)}"
+        )
+    if k.ndim != 4 or v.shape != k.shape or not k.shape[0]:
+        raise ValueError(f"k and v have to be pages of one shape, not {tuple(k.shape)} and {tuple(v.shape)}")
 
 
 def _of_lengths_forward(
@@ -184,17 +208,20 @@ def _of_lengths_forward(
     causal: bool = False,
     scale: float | None = None,
     q_lens: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> Tensor:
     """`_of_lengths` where nothing is traced and no gradients are needed."""
     if is_plain(q, k, v):
-        given, lengths = context.autocast(q, k, v), (_counts(q_lens, q.shape[2]), _counts(kv_lens, k.shape[2]))
+        most = k.shape[2] * (1 if block_table is None else block_table.shape[1])
+        lengths = (_counts(q_lens, q.shape[2]), _counts(kv_lens, most))
         with suppress(Unsupported, UserError):
             if q_lens is not None or q.shape[2] > ragged.MOST_FEW:
+                given = context.autocast(q, *ragged.gathered(k, v, block_table))
                 return ragged.padded(*given, causal, scale, *lengths)
         with suppress(Unsupported, UserError):
             if q_lens is None:
-                return _split_keys()(*given, causal, scale, lengths[1])
-    return ragged.masked(q, k, v, kv_lens, causal, scale, q_lens)
+                return ragged.split(*context.autocast(q, k, v), causal, scale, lengths[1], block_table)
+    return ragged.masked(q, *ragged.gathered(k, v, block_table), kv_lens, causal, scale, q_lens)
 
 
 def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
@@ -202,9 +229,6 @@ def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
     if lengths is None:
         return None
     return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32)
-
-
-_split_keys = cache(best.OfLengths)
 
 
 operator.register(anew, _of_lengths_forward, ragged.packed)

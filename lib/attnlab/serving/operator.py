@@ -43,7 +43,8 @@ def register(anew: Attention, of_lengths: Callable[..., Tensor], packed: Callabl
         return laid_out(call(q, *others), q)
 
     _define_casting("attention", "{}", attention)
-    _define_casting("attention_of_lengths", "Tensor? kv_lens, {}, Tensor? q_lens=None", partial(like_q, of_lengths))
+    of_lengths_options = "Tensor? kv_lens, {}, Tensor? q_lens=None, Tensor? block_table=None"
+    _define_casting("attention_of_lengths", of_lengths_options, partial(like_q, of_lengths))
     _define_casting("attention_packed", "Tensor cu_seqlens_q, Tensor cu_seqlens_k, {}", partial(like_q, packed))
     _LIBRARY.impl("attention", differentiable, "Autograd")
 
@@ -79,8 +80,13 @@ def _define_casting(name: str, options: str, forward: Callable[..., Tensor]) -> 
         _LIBRARY.impl(name, partial(casting, key), key.name)
 
 
-def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
-    """Those of SDPA. Those of packed sequences depend on lengths that the host doesn't know: they count as one."""
+def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *others: Any, **_: Any) -> int:
+    """Those of SDPA. Those of packed sequences depend on lengths that the host doesn't know: they count as one.
+
+    The last of the operator's arguments with most is a block table: its pages count as whole.
+    """
+    if others[4:] and others[4] is not None:
+        k = v = torch.Size((q[0], k[1], others[4][1] * k[2], k[3]))
     if len(q) == 3:
         q, k, v = (torch.Size((1, shape[1], shape[0], shape[2])) for shape in (q, k, v))
     return sdpa_flop_count(*of_each_head(q, k, v))

@@ -1,4 +1,4 @@
-"""Sequences of unlike lengths, packed or padded: by `kernel.ragged`, or by SDPA where that doesn't serve them."""
+"""Sequences of unlike lengths, packed, padded or in pages: by kernels, or by SDPA where those don't serve them."""
 
 from contextlib import suppress
 from functools import cache, partial
@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base.errors import UserError
 from attnlab.measuring.kernels import rungs
-from attnlab.measuring.kernels.rungs import RAGGED, Kernel
+from attnlab.measuring.kernels.rungs import CACHES, RAGGED, Kernel
 from attnlab.measuring.subjects import oracle
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.serving import calls, context
@@ -129,6 +129,37 @@ def padded(
     launch: Any = kernel().prepared(q, k, v, causal, scale).launch
     output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens)
     return output
+
+
+def split(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    kv_lens: Tensor | None,
+    block_table: Tensor | None,
+) -> Tensor:
+    """The output of few queries over caches with int32 lengths; Unsupported if the kernel can't serve them."""
+    if block_table is None:
+        return _caches()(q, k, v, causal, scale, kv_lens)
+    launch: Any = _caches().paged(q, k, v, block_table.shape[1], causal, scale).launch
+    output: Tensor = launch.of_lengths(q, k, v, kv_lens, block_table.contiguous())
+    return output
+
+
+@cache
+def _caches() -> Kernel:
+    return rungs.of(ladder.rung(CACHES))
+
+
+def gathered(k: Tensor, v: Tensor, block_table: Tensor | None) -> tuple[Tensor, Tensor]:
+    """K and V of each sequence, copied from its pages; as they are without a table."""
+    if block_table is None:
+        return k, v
+    pages = block_table.long().clamp(0, k.shape[0] - 1)  # behind a sequence's end a table holds anything
+    k, v = (tensor[pages].transpose(1, 2).flatten(2, 3) for tensor in (k, v))
+    return k, v
 
 
 def masked(

@@ -41,6 +41,7 @@ RECORDED = {
     ("tensor maps", "scaled problem"): "scaled views",
     ("tensor maps", "ragged"): "ragged views",
     ("pointers", "packing"): "split keys",
+    ("pointers", "caches"): "caches",
     ("tensor maps", "packing"): "split keys in pairs",
 }
 """By `arguments` and `parameters`, the single word for both in the records of runs and in hashes."""
@@ -48,6 +49,7 @@ LAUNCH = ("dtypes", "architectures", "arguments", "parameters", "persistent", "t
 """The fields that a kernel takes over from the one that `launched_like` names, unless it states them."""
 
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
+Parameters = Literal["plain", "problem", "scaled problem", "packing", "caches", "ragged"]
 Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
@@ -147,10 +149,11 @@ class Rung(Recorded):
             the scale may differ. ``problem`` is a `Problem`, ``scaled problem`` the same and the scales of Q, K and V,
             which are e4m3. ``packing`` is of kernels whose keys are split over CTAs: a workspace, the lengths of
             sequences and a `Packing`. Then Q, K, V and O are pointers. ``tensor maps`` of K and V follow for CTAs in
-            clusters of 2, whose tiles of rows share a head of K and V. ``ragged`` is of kernels of sequences of unlike
+            clusters of 2, whose tiles of rows share a head of K and V. ``caches`` is of kernels that split keys by the
+            lengths of sequences, on the device. ``ragged`` is of kernels of sequences of unlike
             lengths, whose work an earlier kernel lists on the device.
         dtypes: of Q, K, V and O; of O alone where the others are e4m3, which it may be too.
-        merge: with ``packing``, the kernel of the same source that merges the results of CTAs.
+        merge: with ``packing`` or ``caches``, the kernel of the same source that merges the results of CTAs.
         deals: with ``ragged``, the kernel of the same source that lists the work.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
@@ -170,7 +173,7 @@ class Rung(Recorded):
     dtypes: Annotated[list[Literal["float16", "bfloat16", "float8_e4m3fn"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
     arguments: Literal["pointers", "tensor maps"]
-    parameters: Literal["plain", "problem", "scaled problem", "packing", "ragged"] = Field("plain", exclude=True)
+    parameters: Parameters = Field("plain", exclude=True)
     merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""
     deals: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$", exclude=True)] = ""
     most_queries: Count = 0
@@ -195,7 +198,7 @@ class Rung(Recorded):
         if (self.arguments, self.parameters) not in RECORDED:
             raise UserError(f"with `parameters = {self.parameters!r}`, `arguments` have to be tensor maps")
         if bool(self.merge) != self.splits_keys:
-            raise UserError("`merge` names the second kernel where `parameters` are a packing, and of no others")
+            raise UserError("`merge` names the second kernel where `parameters` are a packing or caches")
         if bool(self.deals) != self.ragged:
             raise UserError("`deals` names the first kernel where `parameters` are ragged, and of no others")
         for tile in self.tiles if self.arguments == "tensor maps" else ():
@@ -224,7 +227,12 @@ class Rung(Recorded):
     @property
     def splits_keys(self) -> bool:
         """Whether its keys are split over CTAs, whose results are merged."""
-        return self.parameters == "packing"
+        return self.parameters in ("packing", "caches")
+
+    @property
+    def by_lengths(self) -> bool:
+        """Whether the lengths say how keys are split."""
+        return self.parameters == "caches"
 
     @property
     def paired(self) -> bool:
@@ -317,8 +325,8 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
 
 
 def drawn() -> tuple[Rung, ...]:
-    """The kernels that take drawn values as they are, in sequences of one length: all but e4m3 and ragged ones."""
-    return tuple(rung for rung in load() if not rung.scaled and not rung.ragged)
+    """The kernels that take drawn values as they are, in sequences of one length."""
+    return tuple(rung for rung in load() if not (rung.scaled or rung.ragged or rung.by_lengths))
 
 
 def among(names: Iterable[str]) -> list[Rung]:

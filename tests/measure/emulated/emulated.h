@@ -1,6 +1,6 @@
 // What a kernel for Hopper needs, on a CPU: threads as fibers that take turns at random, mbarriers, TMA that comes late and out
 // of order, bulk stores and additions, and wgmma that reads its operands as late as it may. Only what kernels/16_backward.cu
-// uses, in bfloat16. Generic proxies and the order of memory are not modelled.
+// and kernels/17_caches.cu use, in bfloat16. Generic proxies and the order of memory are not modelled.
 #pragma once
 #include <cassert>
 #include <cmath>
@@ -40,7 +40,7 @@ inline float exp2_here(float x) { return exp2f(x); }
 namespace emu {
 extern std::mt19937 rng;
 struct Barrier { int expected = 0, arrived = 0; long tx = 0; unsigned phase = 0; };
-struct Warp { long gen[32] = {}; long done = 0; unsigned address[2][32]; float value[2][32]; int count = 0; };
+struct Warp { long gen[32] = {}; long done = 0; unsigned address[2][32]; float value[2][32]; struct { unsigned a[4], b[2]; } fragments[2][32]; int count = 0; };
 struct Op { int seen = 0; float* c[128]; int n; bool regs, ta, tb; const unsigned* a[128]; unsigned long long da, db; int add; bool done = false; int committed = 0; };
 struct Group { std::deque<Op> ops; size_t first = 0; long next[128] = {}; long commits[128] = {}; std::vector<std::vector<long>> ends; std::vector<long> end_of; long executed = 0; };
 struct Cta {
@@ -85,11 +85,18 @@ inline void __syncwarp() { rendezvous(my_warp()); }
 inline void arrive_for_warp(unsigned a) { __syncwarp(); if (threadIdx.x % 32 == 0) arrive(a); }
 template <typename V> V shuffle(V x, int from) { auto& w = my_warp(); int b = w.gen[threadIdx.x % 32] % 2; static_assert(sizeof(V) == 4); memcpy(&w.value[b][threadIdx.x % 32], &x, 4); rendezvous(w); V y; memcpy(&y, &w.value[b][from], 4); return y; }
 template <typename V> V __shfl_sync(unsigned, V x, int from) { return shuffle(x, from); }
+template <typename V> V __shfl_up_sync(unsigned, V x, int by) { return shuffle(x, max(int(threadIdx.x % 32) - by, 0)); }
+inline unsigned __ballot_sync(unsigned, int x) {
+    auto& w = my_warp(); int b = w.gen[threadIdx.x % 32] % 2; w.value[b][threadIdx.x % 32] = x != 0; rendezvous(w);
+    unsigned bits = 0; for (int i = 0; i < 32; ++i) bits |= unsigned(w.value[b][i] != 0) << i; return bits;
+}
+inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
 template <typename V> V __shfl_xor_sync(unsigned, V x, int by) { return shuffle(x, int(threadIdx.x % 32) ^ by); }
 inline void synchronize(int id, int threads) {
     auto& b = emu::current->cta->named[id]; long g = b.second; if (++b.first == threads) b.first = 0, ++b.second;
     auto* p = &b; emu::wait_for([p, g] { return p->second > g; });
 }
+inline void arrive_by_name(int id, int threads) { auto& b = emu::current->cta->named[id]; if (++b.first == threads) b.first = 0, ++b.second; }
 extern int cta_threads;
 inline void __syncthreads() { synchronize(0, cta_threads); }
 template <int N> void give_registers() {} template <int N> void take_registers() {}
@@ -169,6 +176,28 @@ template <int P, int N> void finish_products(float (&)[N]) {
 }
 template <int N> void release(const unsigned (&)[N][4]) {}
 template <int N> void copy_registers(unsigned (&to)[N][4], const unsigned (&from)[N][4], int zero) { for (int j = 0; j < N; ++j) for (int i = 0; i < 4; ++i) to[j][i] = from[j][i] | zero; }
+// Copies of 16 bytes by a thread, in groups; and a warp's products by mma.sync with what ldmatrix loads.
+inline void copy_async(unsigned to, const void* from, bool there) {
+    auto* cta = emu::current->cta; auto b = std::make_shared<emu::Bulk>(); emu::current->open.push_back(b); assert(to % 16 == 0 && (size_t)from % 16 == 0);
+    emu::loads.push_back([=] { if (there) memcpy(cta->memory + to, from, 16); else memset(cta->memory + to, 0, 16); b->stage = 2; });
+}
+inline void commit_copies() { commit_stores(); }
+template <int P> void wait_for_copies() { wait_bulk(P, 2); }
+inline void load_matrices(unsigned (&r)[4], unsigned address, bool transposed = false) {
+    auto& w = my_warp(); int lane = threadIdx.x % 32, b = w.gen[lane] % 2; w.address[b][lane] = address; assert(address % 16 == 0); rendezvous(w);
+    for (int m = 0; m < 4; ++m) for (int e = 0; e < 2; ++e) {
+        uint16_t x; int row = lane / 4, column = lane % 4 * 2 + e; if (transposed) std::swap(row, column);
+        memcpy(&x, emu::at(w.address[b][8 * m + row] + 2 * column), 2); r[m] = e ? r[m] | unsigned(x) << 16 : x;
+    }
+}
+inline void load_matrices_transposed(unsigned (&r)[4], unsigned address) { load_matrices(r, address, true); }
+template <typename T> void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    auto& w = my_warp(); int lane = threadIdx.x % 32, now = w.gen[lane] % 2; auto* all = w.fragments[now];
+    memcpy(all[lane].a, a, 16), all[lane].b[0] = b0, all[lane].b[1] = b1; rendezvous(w);
+    const auto half = [](unsigned x, int k) { return to_float(__nv_bfloat16{uint16_t(x >> 16 * (k % 2))}); };
+    for (int i = 0; i < 4; ++i) for (int k = 0; k < 16; ++k)
+        c[i] += half(all[lane / 4 * 4 + k % 8 / 2].a[i / 2 + 2 * (k / 8)], k) * half(all[(lane % 4 * 2 + i % 2) * 4 + k % 8 / 2].b[k / 8], k);
+}
 namespace emu {
 inline float element(const unsigned char* mem, unsigned address) { address ^= (address >> 7 & 7) << 4; uint16_t x; memcpy(&x, mem + address, 2); return to_float(__nv_bfloat16{x}); }
 inline float operand(const unsigned char* mem, unsigned long long d, bool transposed, int row, int k) {

@@ -1,6 +1,5 @@
 """`kernel.best`: at each shape, the instance of a kernel that the tuning of this device chose."""
 
-from contextlib import suppress
 from functools import cache
 
 import torch
@@ -12,8 +11,6 @@ from attnlab.measuring.kernels.rungs import Kernel, Launcher, Prepared
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import LAYOUTS, Shape
-
-FEW = f"{ladder.PREFIX}few"
 
 
 class Best(Launcher):
@@ -46,17 +43,6 @@ class Best(Launcher):
             return rungs.kernel(*chosen.instance(chosen.choice(shape)))
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
-
-
-class OfLengths(Best):
-    """The tuning's choice where that splits keys, and so takes the lengths of sequences; elsewhere `kernel.few`."""
-
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
-        with suppress(Unsupported):
-            chosen = super().kernel(q, k, v, causal, scale)
-            if chosen.rung.splits_keys:
-                return chosen
-        return rungs.of(ladder.rung(FEW))
 
 
 def implementation(name: str) -> Implementation:

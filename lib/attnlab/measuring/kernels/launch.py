@@ -167,6 +167,7 @@ class SplitLaunch(Launch):
         merge: the driver's handle of the second kernel; `merge_ctas` the CTAs of its grid, of `MERGE_THREADS` threads.
         workspace_floats: the size of the workspace.
         batch: the number of sequences.
+        pages: of each sequence in a block table; None if the kernel takes none.
     """
 
     cluster: int
@@ -174,39 +175,46 @@ class SplitLaunch(Launch):
     merge_ctas: int
     workspace_floats: int
     batch: int
+    pages: int | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.of_lengths(q, k, v, None)
 
-    def of_lengths(self, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> Tensor:
+    def of_lengths(
+        self, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None, block_table: Tensor | None = None
+    ) -> Tensor:
         """Launch it as `Launch` does.
 
         Args:
             kv_lens: the number of keys of each sequence, an int32 tensor ``(batch,)`` on the device; None where all
                 have as many as K holds. More count as that, and less than 0 as 0. A query that sees no key gives 0.
+            block_table: the pages of each sequence, an int32 tensor ``(batch, pages)`` on the device.
         """
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) % maps.ALIGNMENT:
             raise Unsupported(maps.MISALIGNED)
         if kv_lens is not None:
-            there = kv_lens.get_device() == self.device and kv_lens.is_contiguous()
-            if not there or kv_lens.dtype != torch.int32 or kv_lens.shape != (self.batch,):
-                raise Unsupported(f"kv_lens has to be an int32 tensor ({self.batch},) on the device of Q")
+            self._require("kv_lens", kv_lens, (self.batch,))
+        if block_table is not None:
+            self._require("block_table", block_table, (self.batch, self.pages or 0))
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
-                return self.of_lengths(q, k, v, kv_lens)
+                return self.of_lengths(q, k, v, kv_lens, block_table)
         output = outputs.like(q)
         try:
             parameters, merging, config, merge_config = self._own.parameters
         except AttributeError:
             parameters, merging, config, merge_config = self._of_this_thread()
         lengths = 0 if kv_lens is None else kv_lens.data_ptr()
+        tables: Addresses = ()
+        if self.pages is not None:
+            tables = (0 if block_table is None else block_table.data_ptr(),)
         # Held until both are launched: nobody else on this stream gets its memory before.
         workspace = (
             torch.empty(self.workspace_floats, dtype=torch.float32, device=q.device) if self.workspace_floats else None
         )
         partial_results = 0 if workspace is None else workspace.data_ptr()
-        parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths))
+        parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths, *tables))
         config.hStream = merge_config.hStream = torch._C._cuda_getCurrentRawStream(self.device)
         (error,) = self._launch_early(config, self._fixed[0], parameters.address, 0)
         if error == self._success and workspace is not None:
@@ -220,6 +228,11 @@ class SplitLaunch(Launch):
         super().__post_init__()
         driver = maps.driver()
         self._launch_early, self._merge = driver.cuLaunchKernelEx, driver.CUfunction(self.merge)
+
+    def _require(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+        there = tensor.get_device() == self.device and tensor.is_contiguous()
+        if not there or tensor.dtype != torch.int32 or tensor.shape != shape:
+            raise Unsupported(f"{name} has to be an int32 tensor {shape} on the device of Q")
 
     def _of_this_thread(self) -> Any:
         torch.cuda.set_device(self.device)

@@ -35,6 +35,10 @@ START_TILES, MERGE_TILES = 6.0, 1.0
 CLUSTER_ROWS, WORKSPACE_ROWS = 160, 3200
 TOGETHER = 1.2
 ALONE, FEW_ROWS = 0.8, 64
+# For the kernel that splits keys by lengths: the parts that it aims at, for each CTA that is held at once. By a
+# simulation of CTAs that share the memory, 3 lose 3 to 10 %, 1 loses 10 to 30 %, and more write more results.
+PARTS_HELD = 3
+LEAST_TILES = 2  # of a part, as its source says
 # The sizes of clusters, as the kernel's merge has them. Up to 8 are portable.
 CLUSTERS = (1, 2, 4, 8, 16)
 # More rounds of CTAs than this are not tried, unless there are as many without a split.
@@ -199,6 +203,64 @@ class Packing(ctypes.Structure):
             *(queries, keys, group, kv_heads, -(-tiles // (of_part * cluster)), cluster, of_part * tile.keys, causal),
             scale,
         )
+
+    def parts(self, batch: int) -> int:
+        """The most parts of the keys of a head of K and V over all sequences, each a CTA."""
+        return batch * int(self.clusters * self.cluster)
+
+    def partial_results(self, batch: int) -> int:
+        """The results that may be left in the workspace, for such a head."""
+        return batch * int(self.clusters) if self.clusters > 1 else 0
+
+
+class Caches(Packing):
+    """The problem of a kernel that splits keys by the lengths of sequences: `clusters` and `split_keys` are its own.
+
+    It aims at `wanted` parts of the keys of a head of K and V over all sequences. With a block table, `batch` strides
+    of K and V are 0, and pages are `k_page` and `v_page` apart.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("k_page", "v_page")),
+        *((name, ctypes.c_int) for name in ("batch", "wanted", "tile_keys", "last_page")),
+        ("page", Divisor),
+    )
+
+    @classmethod
+    def of_lengths(
+        cls, q: Tensor, k: Tensor, v: Tensor, pages: int, causal: bool, scale: float, tile: Tile, held: int
+    ) -> "Caches":
+        """The problem of such tensors on a device that holds `held` CTAs at once.
+
+        Args:
+            pages: of each sequence, where K and V are ``(pages, kv_heads, page_size, head_dim)``; 0 where they are
+                ``(batch, kv_heads, keys, head_dim)``.
+        """
+        (batch, heads, queries, _), (_, kv_heads, page, _) = q.shape, k.shape
+        group, keys = heads // kv_heads, page * (pages or 1)
+        most = batch * -(-keys // (LEAST_TILES * tile.keys))
+        strides = [list(tensor.stride()[:3]) for tensor in (q, k, v, torch.empty_like(q, device="meta"))]
+        apart = [own[0] for own in strides[1:3]]
+        if pages:
+            strides[1][0] = strides[2][0] = 0
+        return cls(
+            *(Strides(*own) for own in strides),
+            *(queries, keys, group, kv_heads, 0, 1, 0, causal),
+            scale,
+            *apart,
+            batch,
+            max(1, min(PARTS_HELD * held // tile.items(group * queries, kv_heads), most)),
+            tile.keys,
+            max(pages - 1, 0),
+            Divisor.of(page),
+        )
+
+    def parts(self, batch: int) -> int:
+        return int(self.wanted) + batch
+
+    def partial_results(self, batch: int) -> int:
+        # A sequence of n parts has more than n / 2 times the keys of one.
+        return 0 if self.keys <= LEAST_TILES * self.tile_keys else min(self.parts(batch), 2 * self.wanted)
 
 
 @lru_cache(maxsize=4096)

@@ -25,15 +25,17 @@ from attnlab.measuring.kernels.launch import (
     early,
     layout,
 )
-from attnlab.measuring.kernels.problem import CLUSTERS, Divisor, Held, Packing, Problem, scheduled, shares
+from attnlab.measuring.kernels.problem import CLUSTERS, Caches, Divisor, Held, Packing, Problem, scheduled, shares
 from attnlab.measuring.kernels.ragged import Dealing, RaggedLaunch, RaggedProblem, dealing_of
 from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measuring.subjects.sdpa import offsets
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
-RAGGED = f"{ladder.PREFIX}ragged"
-"""The kernel of sequences of unlike lengths."""
+RAGGED, CACHES = f"{ladder.PREFIX}ragged", f"{ladder.PREFIX}caches"
+"""The kernels of sequences of unlike lengths: of prompts, and of few queries over caches."""
+PAGE = 16
+"""The number of keys of a page is a multiple of this."""
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
 KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and padding that keeps rows at multiples of 16 bytes.
@@ -156,8 +158,18 @@ class Kernel(Launcher):
         found = self._prepared.get(key)
         return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
 
+    def paged(self, q: Tensor, k: Tensor, v: Tensor, pages: int, causal: bool, scale: float | None) -> Prepared:
+        """The launch for K and V ``(all pages, kv_heads, page_size, head_dim)``, `pages` a sequence, which is kept."""
+        key = (layout(q, k, v, causal, scale), pages)
+        if (found := self._prepared.get(key)) is not None:
+            return found
+        if not pages or k.shape[2] % PAGE or any(map(maps.refusal, (q, k, v))):
+            raise Unsupported(f"{self.rung.name} takes pages of {PAGE} keys or a multiple, in rows of 16 bytes")
+        dtype, tile = _served(self.rung, q[:1], k[:1], v[:1], causal, scale)
+        return self._keep(key, self._ready(dtype, tile, q, k, v, causal, scale, pages))
+
     def _ready(
-        self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+        self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, pages: int = 0
     ) -> Prepared:
         """A launch for tensors that the tile serves."""
         device, head_dim = q.get_device(), q.shape[3]
@@ -169,7 +181,7 @@ class Kernel(Launcher):
             if self.rung.ragged:
                 return Prepared(_of_any_length(self.rung, compiled, q, k, v, factor), compiled)
             if self.rung.splits_keys:
-                return Prepared(_split(self.rung, compiled, q, k, v, causal, factor), compiled)
+                return Prepared(_split(self.rung, compiled, q, k, v, causal, factor, pages), compiled)
             return Prepared(self._whole(compiled, q, k, v, causal, factor), compiled)
 
     def _whole(self, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Launch:
@@ -330,18 +342,24 @@ def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
     return tuple(held)
 
 
-def _split(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> SplitLaunch:
-    """A launch of a kernel that splits keys."""
+def _split(
+    rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, pages: int = 0
+) -> SplitLaunch:
+    """A launch of a kernel that splits keys; with `pages` of each sequence, if K and V are these."""
     (batch, heads, queries, head_dim), tile = q.shape, compiled.tile
-    packing = Packing.of(q, k, v, causal, scale, tile, compiled.held, compiled.ctas_per_sm)
-    rows = batch * heads * queries  # each of which has a partial result of each cluster, with its logarithm
+    if rung.by_lengths:
+        packing: Packing = Caches.of_lengths(q, k, v, pages, causal, scale, tile, dict(compiled.held)[1])
+    else:
+        packing = Packing.of(q, k, v, causal, scale, tile, compiled.held, compiled.ctas_per_sm)
+    # Each row has a partial result, with its logarithm, of each cluster or part.
+    results = heads * queries * packing.partial_results(batch)
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
-    parameters: Callable[[], Pointers] = partial(Pointers, [packing], 6)
+    parameters: Callable[[], Pointers] = partial(Pointers, [packing], 7 if rung.by_lengths else 6)
     if rung.paired:
         parameters = partial(MappedPointers, [packing], 6, _encoded(rung, tile, q, k, v, compiled.dtype))
     return SplitLaunch(
         compiled.function.kernel.ptr,
-        tile.items(of_head, all_kv_heads) * packing.clusters * packing.cluster,
+        tile.items(of_head, packing.kv_heads) * packing.parts(batch),
         tile.threads,
         tile.shared_bytes,
         q.get_device(),
@@ -350,8 +368,9 @@ def _split(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, cau
         PAIR if rung.paired else packing.cluster,
         compiled.other.kernel.ptr,
         all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / MERGE_WARPS),
-        rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0,
+        results * (head_dim + PARTIAL_EXTRA),
         batch,
+        pages if rung.by_lengths else None,
     )
 
 
@@ -391,7 +410,8 @@ def tile_for(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
     # Each sequence has its own lengths, under the mask too.
-    if refused := (_unlike_views if rung.strided else _unlike_plain)(q, k, v, causal and not rung.ragged, scale):
+    ordered = causal and not (rung.ragged or rung.by_lengths)
+    if refused := (_unlike_views if rung.strided else _unlike_plain)(q, k, v, ordered, scale):
         raise Unsupported(f"{rung.name} {refused}")
     (_, heads, queries, _), (_, kv_heads, kv_len, head_dim) = q.shape, k.shape
     rows = queries * heads // (kv_heads or 1)

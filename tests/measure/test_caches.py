@@ -1,0 +1,169 @@
+"""`kernel.caches` without a GPU: on an emulated multiprocessor, and how `attend` asks for it."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnlab
+from attnlab.base import paths
+from attnlab.measuring.kernels import problem, rungs
+from attnlab.measuring.subjects.implementation import Unsupported
+from attnlab.serving import attend, ragged
+from attnlab.study import ladder
+
+EMULATED = Path(__file__).parent / "emulated"
+MEMORY = "    extern __shared__ __align__(1024) unsigned char memory[];"
+BARRIERS = "__shared__ unsigned long long barriers[2][R::PIECES];"
+TILES = "memory + 2 * D * (ROWS + 2 * STAGES * KEYS)"
+BEHIND = f"auto* const barriers = reinterpret_cast<unsigned long long (*)[R::PIECES]>({TILES});"
+# Code of 12_few.cu in PTX, for which emulated.h and caches.cpp have their own: from one comment to the next.
+CUTS = (
+    ("// Warpgroups issue their", "// Where a chunk of eight"),
+    ("// Sixteen bytes; where", "// Four columns of a row"),
+)
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    """The kernel compiled for this machine's processor, with emulated.h in place of what only a GPU has."""
+    compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
+    if not compiler:
+        pytest.skip("there is no g++")
+    source = (paths.kernels() / "12_few.cu").read_text().replace('#include "jobs.cuh"', "")
+    for begin, end in CUTS:
+        source = source[: source.index(begin)] + source[source.index(end) :]
+    for inlined, emulated in (
+        (MEMORY, "    unsigned char* const memory = emu::current->cta->memory;"),
+        (BARRIERS, BEHIND),
+    ):
+        assert inlined in source
+        source = source.replace(inlined, emulated)
+    (folder / "12_few.cu").write_text(re.sub(r"asm volatile\([^;]*\);", "", source))
+    shutil.copy(paths.kernels() / "17_caches.cu", folder)
+    options = ("-O1", "-std=c++17", "-w", f"-I{folder}", f"-I{EMULATED}")
+    subprocess.run([compiler, *options, EMULATED / "caches.cpp", "-o", folder / "caches"], check=True, timeout=300)
+    return folder / "caches"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "rows", "kv_heads", "group", "queries", "keys", "page", "wanted", "lengths"),
+    [
+        (128, 0, 16, 2, 4, 1, 700, 0, 6, [700, 0, 1, 64]),
+        (128, 1, 16, 2, 2, 3, 512, 16, 4, [512, 70, 0, 1, 513, -3]),  # more than the table holds, fewer than queries
+        (128, 1, 64, 1, 4, 16, 384, 64, 4, [384, 33, 0, 5]),
+        (128, 0, 128, 1, 8, 20, 512, 128, 3, [512, 300]),  # two tiles of rows
+        (256, 1, 16, 1, 4, 3, 320, 32, 6, [33, 320, 100, 7]),
+        (64, 1, 16, 1, 5, 3, 1024, 256, 5, [1024, 3, 20, 1, 0]),  # one longer than all others together
+        (64, 0, 16, 1, 1, 1, 128, 48, 1, [90, 0] * 20),  # as many sequences as a warp looks at twice
+    ],
+)
+def test_the_kernel_on_an_emulated_multiprocessor(
+    emulator, head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted, lengths
+):
+    sizes = (head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted)
+    found = []
+    for seed in range(3):
+        command = [emulator, *map(str, (*sizes, seed, *lengths))]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+        found.append(dict(line.split() for line in said.splitlines()))
+    assert all(each == found[0] for each in found)  # the same bits, however threads and copies get on
+    assert float(found[0]["error"]) < 0.004
+    assert found[0]["blind"] == "0"  # queries that see no key
+    assert int(found[0]["problem_bytes"]) == ctypes.sizeof(problem.Caches)
+
+
+def random_pages(lengths, page, heads, head_dim, dtype=torch.float64):
+    """K and V in the order of vLLM, the table, and both of each sequence; NaN and anything behind the lengths."""
+    most = -(-max(lengths) // page) + 1
+    cache = torch.full((2, len(lengths) * most, page, heads, head_dim), torch.nan, dtype=dtype)
+    table = torch.randint(-(2**31), 2**31, (len(lengths), most), dtype=torch.int32)
+    order, each = torch.randperm(cache.shape[1], dtype=torch.int32), []
+    for row, length in enumerate(lengths):
+        used = -(-length // page)
+        table[row, :used] = order[row * most : row * most + used]
+        own = torch.randn(2, length, heads, head_dim, dtype=dtype)
+        for number in range(used):
+            part = own[:, number * page : (number + 1) * page]
+            cache[:, table[row, number], : part.shape[1]] = part
+        each.append(own.transpose(1, 2))
+    k, v = cache.transpose(2, 3)
+    return k, v, table, each
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("queries", "q_lens"), [(1, None), (3, None), (3, [2, 3, 1])])
+def test_pages_are_the_caches_that_they_hold(queries, q_lens, compiled):
+    torch.manual_seed(1)
+    lengths = [40, 17, 0]
+    k, v, table, each = random_pages(lengths, 8, 2, 32)
+    q = torch.randn(3, 4, queries, 32, dtype=torch.float64)
+    counts = None if q_lens is None else torch.tensor(q_lens)
+    call = torch.compile(attnlab.attend, backend="eager", fullgraph=True) if compiled else attnlab.attend
+    output = call(q, k, v, True, kv_lens=torch.tensor(lengths), q_lens=counts, block_table=table)
+    for row, (keys, values) in enumerate(each):
+        own = queries if q_lens is None else q_lens[row]
+        if not lengths[row]:
+            assert not output[row].any()
+            continue
+        right = attnlab.attend(q[row : row + 1, :, :own], keys[None], values[None], True)
+        torch.testing.assert_close(output[row : row + 1, :, :own], right)
+
+
+def test_pages_that_do_not_fit_are_refused_in_a_line():
+    q, k, lengths = torch.zeros(2, 4, 1, 32), torch.zeros(6, 2, 16, 32), torch.tensor([3, 4])
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    call = partial(attnlab.attend, q, k, k)
+    with pytest.raises(ValueError, match=r"^attend takes block_table with kv_lens$"):
+        call(block_table=table)
+    for wrong in (table.long(), table[0], table[:1]):
+        with pytest.raises(
+            ValueError, match=r"^block_table has to be int32, with a row of pages for each sequence of q"
+        ):
+            call(kv_lens=lengths, block_table=wrong)
+    with pytest.raises(
+        ValueError, match=r"^k and v have to be pages of one shape, not \(6, 2, 16, 32\) and \(5, 2, 16, 32\)$"
+    ):
+        attnlab.attend(q, k, k[:5], kv_lens=lengths, block_table=table)
+    with pytest.raises(TypeError, match=r"^attend takes tensors, and block_table is of type list$"):
+        call(kv_lens=lengths, block_table=[[0], [1]])
+
+
+def test_few_queries_go_to_the_kernel_in_place_and_many_as_copies(monkeypatch):
+    lengths = [20, 9]
+    k, v, table, each = random_pages(lengths, 16, 2, 32)
+    asked = []
+    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
+    monkeypatch.setattr(ragged, "split", lambda *given: asked.append(given) or "few")
+    monkeypatch.setattr(ragged, "padded", lambda *given: asked.append(given) or "many")
+    call = partial(attnlab.attend, k=k, v=v, kv_lens=torch.tensor(lengths), block_table=table)
+    assert call(torch.zeros(2, 4, 1, 32)) == "few"
+    assert asked[0][1] is k
+    assert asked[0][5].tolist() == lengths
+    assert asked[0][6] is table
+    assert call(torch.zeros(2, 4, 129, 32)) == "many"
+    assert torch.equal(asked[1][1][0, :, :20], each[0][0])
+
+
+@pytest.mark.parametrize(("batch", "keys", "pages", "wanted"), [(32, 16384, 0, 99), (1, 100, 0, 1), (2, 64, 40, 40)])
+def test_parts_fill_the_device_and_fit_the_keys(batch, keys, pages, wanted):
+    tile = next(tile for tile in ladder.rung(rungs.CACHES).tiles if tile.head_dim == 128)
+    q, k = torch.zeros(batch, 32, 1, 128), torch.zeros(1, 8, 1, 128).expand(batch, 8, keys, 128)
+    its = problem.Caches.of_lengths(q, k, k, pages, True, 0.1, tile, 264)
+    assert its.wanted == wanted
+    assert its.parts(batch) == wanted + batch
+    assert its.partial_results(batch) == (min(wanted + batch, 2 * wanted) if keys * (pages or 1) > 128 else 0)
+    assert (its.keys, its.page.by, its.last_page) == (keys * (pages or 1), keys, max(pages - 1, 0))
+
+
+def test_pages_of_other_sizes_are_not_read_in_place():
+    kernel, q = rungs.Kernel(ladder.rung(rungs.CACHES)), torch.zeros(2, 4, 1, 128)
+    for pages, size in ((3, 24), (0, 16)):
+        k = torch.zeros(6, 2, size, 128)
+        with pytest.raises(Unsupported, match=r"^caches takes pages of 16 keys or a multiple, in rows of 16 bytes$"):
+            kernel.paged(q, k, k, pages, False, None)
