@@ -69,8 +69,8 @@ class Tiling:
         )
 
 
-INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 64, 3), Tiling(128, 64, 3))}
-TRIED = tuple(Tiling(*sizes, dk_first=True) for sizes in ((64, 64, 3), (64, 128, 2), (128, 64, 2), (128, 64, 3)))
+INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 128, 2, dk_first=True), Tiling(128, 64, 3))}
+TRIED = tuple(Tiling(*sizes, dk_first=True) for sizes in ((64, 64, 3), (128, 64, 2), (128, 64, 3)))
 """Next to `INSTANCES`, for tools/gpu/backward.py to time."""
 
 
