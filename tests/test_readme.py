@@ -53,7 +53,7 @@ def test_runs_of_gradients_and_of_unlike_lengths_add_rows(checkout, monkeypatch)
     monkeypatch.setitem(synthetic.PACE, "kernel.ragged", 0.5)
     at = synthetic.AXES | {"seq_len": 128}
     for name, axes, values in (
-        ("training", {"direction": "backward"}, ["normal", "sd 24"]),
+        ("training", {"direction": "training"}, ["normal", "sd 24"]),
         ("ragged", VARLEN, ["normal"]),
     ):
         own = ["sdpa.auto", *(["sdpa.cudnn"] if name == "training" else []), readme.OURS[name][1]]
@@ -63,12 +63,12 @@ def test_runs_of_gradients_and_of_unlike_lengths_add_rows(checkout, monkeypatch)
     before = readme._results(frames.load(PUBLISHED), [])
     run, *others = map(frames.load, (PUBLISHED, *ADDED))
     after = readme._results(run, others).split("\n")
-    assert after[-2].startswith("| 2, 4, 128, 64 float16 backward | 40.0 | 40.0 sdpa.auto | 30.0 | 1.33 | ")
+    assert after[-2].startswith("| 2, 4, 128, 64 float16 training | 40.0 | 40.0 sdpa.auto | 30.0 | 1.33 | ")
     assert re.search(r"\| 2: (normal|sd 24) \| 1\.00 \|$", after[-2])
     assert after[-1].startswith("| 2, 4, 5 to 128, 64 float16 | 40.0 | 40.0 sdpa.auto | 20.0 | 2.00 | ")
     assert after[-1].endswith("| 1: normal | — |")
     assert after[4:-2] == before.split("\n")[4:]
-    assert "Rows of unlike lengths are of `kernel.ragged` in run `my-ragged`.*" in after[2]
+    assert "Rows of unlike lengths: the least lead of each head dimension, `kernel.ragged` in run `my-ragged`.*" in after[2]
     assert "is no complete run of the study 'training' or 'ragged'" in told(lambda: readme.update(PUBLISHED, PUBLISHED))
 
 

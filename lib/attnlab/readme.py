@@ -23,7 +23,7 @@ from attnlab.tables import markdown, with_interval
 WARM = {"clock": "device", "cache": "warm"}
 PLAIN = {"direction": "forward", "layout": "heads first", "lengths": "equal"}
 SHAPE = [axis for axis in frames.AXES if axis != "values"]
-OURS = {"training": ("gradients alone (`backward`)", DISPATCH), "ragged": ("unlike lengths", "kernel.ragged")}
+OURS = {"training": ("the forward and the backward pass (`training`)", DISPATCH), "ragged": ("unlike lengths", "kernel.ragged")}
 """Studies whose runs add rows: words for these, and the implementation that is ours."""
 
 
@@ -102,7 +102,8 @@ def _results(run: Run, others: list[Run]) -> str:
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
     lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
     of = [(*OURS[other.manifest["study"]["name"]], other.name) for other in others]
-    added = "".join(f" Rows of {words} are of `{name}` in run `{other}`." for words, name, other in of)
+    least = "the least lead of each head dimension"
+    added = "".join(f" Rows of {words}: {least}, `{name}` in run `{other}`." for words, name, other in of)
     legend = (
         f"*{about}, run `{run.name}`, device clock, warm cache; the picture has bfloat16 and 16,384 tokens. A shape is "
         "batch, heads (of Q/K), queries (over keys), head dimension. attnlab is `kernel.best`. Each row has the input "
@@ -115,11 +116,11 @@ def _results(run: Run, others: list[Run]) -> str:
 
 
 def _more(run: Run) -> tuple[pd.DataFrame, pd.Series]:
-    """The rows of a run of one of `OURS`, and their leads."""
+    """Of a run of one of `OURS`, the shape with the least lead for each head dimension, and these leads."""
     _, name = OURS[run.manifest["study"]["name"]]
-    is_own = lambda rows: (rows["direction"] == "backward") | (rows["lengths"] != "equal")  # noqa: E731
+    is_own = lambda rows: (rows["direction"] == "training") | (rows["lengths"] != "equal")  # noqa: E731
     samples = run.samples[frames.is_equal(run.samples, WARM) & is_own(run.samples)]
-    rows = frames.worst(frames.over_fastest(samples, name)).sort_values(["head_dim", "seq_len", "batch", "causal"])
+    rows = frames.worst(frames.over_fastest(samples, name)).sort_values("speedup").drop_duplicates("head_dim")
     checks = run.checks[is_own(run.checks)]
     has_cudnn = (checks["implementation"] == "sdpa.cudnn").any()
     return _table(rows, frames.compare_errors(checks) if has_cudnn else None)

@@ -76,7 +76,10 @@ class PaddedCall:
         self._mask = (places < ends[:, None])[:, None, None]
         if causal:  # padding is behind
             self._mask = self._mask & ~masked(self._longest, self._longest, device)
-        self._padded = [tensor.new_zeros(len(sequences) * self._longest, *tensor.shape[1::2]) for tensor in self._given]
+        self._padded = [
+            tensor.new_zeros(len(sequences) * self._longest, *tensor.shape[1::2])
+            for tensor in of_each_head(*self._given)
+        ]
         self._is_padded = False
 
     def refresh(self) -> None:
