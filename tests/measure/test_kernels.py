@@ -310,12 +310,6 @@ def on_gpu(*size, dtype=torch.float16) -> torch.Tensor:
 Q = on_gpu(2, 3, 8, 64)
 
 
-@pytest.fixture
-def h200(monkeypatch):
-    """A machine of which torch says that it has an H200."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
-
-
 PLAIN, VIEWS = {}, {"arguments": "tensor maps", "parameters": "problem"}
 SPLIT = {"parameters": "packing", "merge": "merge", "most_queries": 8}
 FULL, CAUSAL, MANY, ONE = (False,), (True,), on_gpu(1, 8, 64, 64), on_gpu(2, 1, 8, 64)
