@@ -414,10 +414,7 @@ def test_a_map_of_a_view_has_its_strides(encoded, view, strides):
         (Q.transpose(2, 3), "has a stride of 64 between the elements of a row"),
         (Q[:, :1].expand(2, 3, 8, 64), "repeats itself in memory (a stride of 0)"),
         (torch.zeros(2, 3, 8, 68, dtype=Q.dtype)[..., :64], "has a stride of 136 bytes, which is no"),
-        (
-            torch.empty_strided((1, 2, 1, 1), (0, 2**40, 0, 1), dtype=Q.dtype, device="meta"),
-            "has a stride of 2199023255552 bytes",
-        ),
+        (torch.empty_strided((1, 2, 1, 1), (0, 2**40, 0, 1), dtype=Q.dtype, device="meta"), "has a stride of 2199"),
     ],
 )
 def test_why_no_map_describes_a_tensor(tensor, reason):
