@@ -375,6 +375,15 @@ def by_table(monkeypatch, data):
 
 
 @pytest.fixture
+def h200(monkeypatch, data):
+    """A machine of which torch says that it has an H200."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+
+
+@pytest.fixture
 def write_module(tmp_path, monkeypatch) -> Iterator[Callable[..., Path]]:
     """Writes a user's own module `own`, which Python finds beside the studies of `write_study` from then on."""
     monkeypatch.setattr(sys, "path", [*sys.path])

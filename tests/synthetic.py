@@ -156,11 +156,8 @@ def blocks(
     """
     for replicate in range(study.replicates):
         where = {"replicate": replicate, "process": f"p{replicate}"}
-        yield (
-            "processes",
-            f"{schema.replicate_key(replicate)}-p{replicate}",
-            [where | {"setup_seconds": 0.25} | machine],
-        )
+        process = f"{schema.replicate_key(replicate)}-p{replicate}"
+        yield "processes", process, [where | {"setup_seconds": 0.25} | machine]
         for shape in study.shapes:
             key = schema.shape_key(study, shape, replicate)
             fates = {name: fate(name, shape, key) for name in subjects}

@@ -201,13 +201,6 @@ def test_the_kernel_takes_lengths_where_it_serves_and_sdpa_where_not(monkeypatch
 # The table that it goes by
 
 
-@pytest.fixture
-def h200(monkeypatch, data):
-    """A machine of which torch says that it has an H200."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
-
-
 def test_without_a_gpu_there_is_nothing_to_go_by(monkeypatch, data):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     written = dispatch.write(table(choice(PLAIN, "sdpa.flash")))

@@ -42,9 +42,8 @@ def test_a_method_that_fails_says_why_once_and_costs_no_other(monkeypatch):
         raise ImportError("No module named 'triton'")
 
     rows = timed(monkeypatch, {"triton.do_bench": absent, "device": lambda: {"device": 1.0}})
-    assert [row["why"] for row in rows if row["method"] == "triton.do_bench"] == [
-        "not installed: No module named 'triton'"
-    ]
+    (why,) = (row["why"] for row in rows if row["method"] == "triton.do_bench")
+    assert why == "not installed: No module named 'triton'"
     assert sum(row["method"] == "device" for row in rows) == panel.ROUNDS
 
 
@@ -150,7 +149,6 @@ def test_ncus_launches_are_summed_by_the_call_that_they_belong_to(said):
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        ("", "it said nothing"),
         ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "ERR_NVGPUCTRPERM - no permission"),
         (NCU.rsplit("\n", 2)[0], "3 calls were made and 2 profiled"),
     ],

@@ -273,13 +273,15 @@ def test_float32_is_not_refused_for_the_last_bit_of_a_score(name, seed):
     assert check.unavoidable.maximum < 1e-3
 
 
-@pytest.mark.parametrize("seed", [889, 1458, 2198])
-def test_right_float32_is_not_refused_where_few_errors_of_the_framework_are_small_by_luck(seed):
-    drawn = inputs.draw(Shape(1, 8, 64, 64, dtype="float32"), seed, CPU)
-    with REGISTRY["sdpa.math"].selected():
-        check = Gate(drawn, False).check(sdpa.sdpa(*drawn, False))
-    assert check.passed, check.reason
-    assert check.error.maximum > 2 * check.framework_error.maximum
+def test_right_float32_is_not_refused_where_few_errors_of_the_framework_are_small_by_luck():
+    lucky = []
+    for seed in (889, 1458, 2198):
+        drawn = inputs.draw(Shape(1, 8, 64, 64, dtype="float32"), seed, CPU)
+        with REGISTRY["sdpa.math"].selected():
+            check = Gate(drawn, False).check(sdpa.sdpa(*drawn, False))
+        assert check.passed, check.reason
+        lucky.append(check.error.maximum > 2 * check.framework_error.maximum)
+    assert any(lucky)  # on each machine, if not at each of these seeds
 
 
 def off_by_units(output):

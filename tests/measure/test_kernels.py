@@ -310,12 +310,6 @@ def on_gpu(*size, dtype=torch.float16) -> torch.Tensor:
 Q = on_gpu(2, 3, 8, 64)
 
 
-@pytest.fixture
-def h200(monkeypatch):
-    """A machine of which torch says that it has an H200."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
-
-
 PLAIN, VIEWS = {}, {"arguments": "tensor maps", "parameters": "problem"}
 SPLIT = {"parameters": "packing", "merge": "merge", "most_queries": 8}
 FULL, CAUSAL, MANY, ONE = (False,), (True,), on_gpu(1, 8, 64, 64), on_gpu(2, 1, 8, 64)
@@ -407,16 +401,12 @@ def test_the_best_repeats_itself_if_every_rung_does(folder):
     assert not registry.find("kernel.best").repeats
 
 
-@pytest.mark.parametrize(
-    ("said", "meant"),
-    [
-        ("CUDA_ERROR_INVALID_VALUE", Broken),
-        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", Broken),
-        ("CUDA_ERROR_ILLEGAL_ADDRESS", torch.AcceleratorError),
-    ],
-)
-def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, said, meant):
-    (one,) = ladder.load()
+MEANT = {"INVALID_VALUE": Broken, "LAUNCH_OUT_OF_RESOURCES": Broken, "ILLEGAL_ADDRESS": torch.AcceleratorError}
+
+
+@pytest.mark.parametrize(("error", "meant"), MEANT.items())
+def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, error, meant):
+    (one,), said = ladder.load(), f"CUDA_ERROR_{error}"
     failure = rungs._failure(one, one.tiles[0], "plain<__half, 64, false>", said)
     begins = f"{folder}/ladder.toml, rung 'plain', the tile for head_dim 64: the driver" if meant is Broken else said
     assert type(failure) is meant

@@ -115,20 +115,16 @@ def test_a_kernel_in_e4m3_is_given_the_scales_of_each_call(driver, monkeypatch, 
 
     def launched(function, *rest):
         scales = AllScales.from_address((ctypes.c_void_p * 6).from_address(rest[-2])[5])
-        seen.append([(one.at, one.batch, one.head) for one in (scales.q, scales.k, scales.v)])
+        seen.append([one.at for one in (scales.q, scales.k, scales.v)])
         return record(function, *rest)
 
     monkeypatch.setattr(driver, "cuLaunchKernel", launched)
     made = ScaledLaunch(5, 6, 128, 1024, 0, partial(ScaledMaps, [bytes(maps.BYTES)] * 4, [ctypes.c_int(9)]), Broken)
-    for scales in (
-        [torch.ones(2, 3, 1) for _ in given],
-        [torch.ones(1, 1, 1), torch.ones(2, 1, 1), torch.ones(1, 3, 1)],
-    ):
+    for scales in ([torch.ones(size) for _ in given] for size in ((2, 3, 1), (1, 1, 1))):
         output = made.of_scales(*given, scales, dtype)
         assert (output.shape, output.dtype) == (given[0].shape, dtype)
         assert driver.launches.pop()[3] == [tensor.data_ptr() for tensor in (*given, output)]
-        strides = [(3, 1)] * 3 if scales[0].numel() > 1 else [(0, 0), (1, 0), (0, 1)]
-        assert seen.pop() == [(one.data_ptr(), *both) for one, both in zip(scales, strides, strict=True)]
+        assert seen.pop() == [one.data_ptr() for one in scales]
     driver.answer = REFUSED
     with pytest.raises(Broken, match="CUDA_ERROR_INVALID_VALUE"):
         made.of_scales(*given, scales, dtype)
@@ -424,10 +420,7 @@ def test_a_map_of_a_view_has_its_strides(encoded, view, strides):
         (Q.transpose(2, 3), "has a stride of 64 between the elements of a row"),
         (Q[:, :1].expand(2, 3, 8, 64), "repeats itself in memory (a stride of 0)"),
         (torch.zeros(2, 3, 8, 68, dtype=Q.dtype)[..., :64], "has a stride of 136 bytes, which is no"),
-        (
-            torch.empty_strided((1, 2, 1, 1), (0, 2**40, 0, 1), dtype=Q.dtype, device="meta"),
-            "has a stride of 2199023255552 bytes",
-        ),
+        (torch.empty_strided((1, 2, 1, 1), (0, 2**40, 0, 1), dtype=Q.dtype, device="meta"), "has a stride of 2199"),
     ],
 )
 def test_why_no_map_describes_a_tensor(tensor, reason):

@@ -46,13 +46,8 @@ def test_a_problem_counts_heads_keys_and_work_items():
     q, k = torch.empty(2, 12, 300, 64, device="meta"), torch.empty(2, 3, 500, 64, device="meta")
     problem = Problem.of(q, k, True, 0.5, tile, 64, 50 << 20)
     assert (problem.batch, problem.heads.by, problem.sharing.by, problem.items.by) == (2, 12, 4, 3)
-    assert (problem.queries, problem.keys, problem.earlier, problem.last_key, problem.scale) == (
-        300,
-        500,
-        200,
-        200,
-        0.5,
-    )
+    assert (problem.queries, problem.keys, problem.scale) == (300, 500, 0.5)
+    assert (problem.earlier, problem.last_key) == (200, 200)
     together = problem.section.by
     assert (problem.section_items.by, problem.rest.by) == (3 * together, 24 % together or together)
     # 72 items: 64 CTAs have one each, and sixteen of them one of the two blocks of another.

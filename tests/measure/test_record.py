@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import small
 import yaml
-from conftest import SAMPLE, TINY, Quickly, tiny_study, told
+from conftest import TINY, Quickly, tiny_study, told
 
 from attnlab import frames, measurement
 from attnlab.base import rules, sources
@@ -26,21 +26,18 @@ BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": 
 
 
 def test_a_run_holds_every_sample_once_and_every_case_was_checked_before_and_after(recorded):
-    run = read.load(recorded)
+    run = read.load(recorded)  # which refuses rows that are there twice
     assert run.complete
     assert len(run.samples) == 4 * 3 * 5 * 2
-    assert not run.samples.duplicated(SAMPLE).any()
     axes = {"implementation": {*tiny_study().subjects}, "seq_len": {16, 32, 64}, "replicate": {0, 1}}
     axes |= {"round": {0, 1, 2, 3, 4}, "dtype": {"float32"}, "launches": {1}}
     assert {column: set(run.samples[column]) for column in axes} == axes
-    assert (run.samples["latency_us"] > 0).all()
     assert run.samples["sm_clock_mhz"].isna().all()
     assert run.samples["throttled"].dtype == "boolean"
     # Each replicate is a job of its own.
     assert run.processes["replicate"].tolist() == [0, 1]
     by_replicate = run.samples.groupby("replicate")["process"].unique()
     assert [[process] for process in run.processes["process"]] == [*map(list, by_replicate)]
-    assert run.processes["process"].is_unique
     assert (run.processes["setup_seconds"] > 0).all()
     assert set(run.processes["card"]) == {""}
     assert set(run.processes["cpu"]) == {run.manifest["device"]["name"]}

@@ -309,13 +309,8 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(run, monk
     monkeypatch.setattr(tuning, "load", lambda device_name: now)
     monkeypatch.setattr(choices, "stale", lambda run: {"kernel.best": None})
     drawn, names = {"shapes": 1, "seed": 1, "values": ["normal"]}, ["sdpa.auto", "sdpa.flash"]
-    run = altered(
-        run,
-        {"sdpa.flash": "kernel.best"},
-        implementations=names,
-        sweeps={"seq_len": [AXES | {"seq_len": [128, 256]}]},
-        drawn=drawn,
-    )
+    sweeps = {"seq_len": [AXES | {"seq_len": [128, 256]}]}
+    run = altered(run, {"sdpa.flash": "kernel.best"}, implementations=names, sweeps=sweeps, drawn=drawn)
     without = choices.table(run)
     assert set(chosen(without).values()) == {"sdpa.auto"}
     ran = [choice(shape, instance="old") for shape in (TARGET, LONG)]

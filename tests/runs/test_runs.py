@@ -140,9 +140,7 @@ def test_a_run_that_was_cut_off_is_read_from_its_parts_and_closed_whenever_it_is
     assert after.samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    "change", [lambda held: held[:-1], lambda held: held[:99] + b"X" + held[100:], lambda held: b""]
-)
+@pytest.mark.parametrize("change", [lambda raw: raw[:-1], lambda raw: raw[:99] + b"X" + raw[100:], lambda raw: b""])
 def test_a_changed_table_is_refused(finished, change):
     path = finished / "samples.parquet"
     path.write_bytes(change(path.read_bytes()))

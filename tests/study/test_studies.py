@@ -37,13 +37,7 @@ def test_a_ladder_is_read_only_for_its_kernels(tmp_path, monkeypatch):
 
 def test_a_study_is_shown_without_a_place_on_this_machine(monkeypatch):
     monkeypatch.chdir(paths.ROOT)
-    stated = [
-        "gpu",
-        "studies/gpu.yaml",
-        "./notebooks/../mine.yml",
-        f"{paths.ROOT}/data/mine.yaml",
-        "/elsewhere/mine.yaml",
-    ]
+    stated = ["gpu", "studies/gpu.yaml", "./lib/../mine.yml", f"{paths.ROOT}/data/mine.yaml", "/elsewhere/mine.yaml"]
     assert [*map(studies.shown, stated)] == ["gpu", "studies/gpu.yaml", "mine.yml", "data/mine.yaml", "mine.yaml"]
 
 
