@@ -54,7 +54,7 @@ def test_reports_that_can_not_be_written_are_told_before_a_notebook_is_executed(
 def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
     path = write_study()
     path.rename(path.with_suffix(""))
-    expected = "ladder, quick, scaling, values; a path to a study ends with .yaml or .yml"
+    expected = "ladder, quick, ragged, scaling, training, values; a path to a study ends with .yaml or .yml"
     assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
 
 
