@@ -68,7 +68,10 @@ def test_runs_of_gradients_and_of_unlike_lengths_add_rows(checkout, monkeypatch)
     assert after[-1].startswith("| 2, 4, 5 to 128, 64 float16 | 40.0 | 40.0 sdpa.auto | 20.0 | 2.00 | ")
     assert after[-1].endswith("| 1: normal | — |")
     assert after[4:-2] == before.split("\n")[4:]
-    assert "Rows of unlike lengths: the least lead of each head dimension, `kernel.ragged` in run `my-ragged`.*" in after[2]
+    assert (
+        "Rows of unlike lengths: the least lead of each head dimension, `kernel.ragged` in run `my-ragged`.*"
+        in after[2]
+    )
     assert "is no complete run of the study 'training' or 'ragged'" in told(lambda: readme.update(PUBLISHED, PUBLISHED))
 
 

@@ -23,7 +23,10 @@ from attnlab.tables import markdown, with_interval
 WARM = {"clock": "device", "cache": "warm"}
 PLAIN = {"direction": "forward", "layout": "heads first", "lengths": "equal"}
 SHAPE = [axis for axis in frames.AXES if axis != "values"]
-OURS = {"training": ("the forward and the backward pass (`training`)", DISPATCH), "ragged": ("unlike lengths", "kernel.ragged")}
+OURS = {
+    "training": ("the forward and the backward pass (`training`)", DISPATCH),
+    "ragged": ("unlike lengths", "kernel.ragged"),
+}
 """Studies whose runs add rows: words for these, and the implementation that is ours."""
 
 
