@@ -24,10 +24,11 @@ WARM = {"clock": "device", "cache": "warm"}
 PLAIN = {"direction": "forward", "layout": "heads first", "lengths": "equal"}
 SHAPE = [axis for axis in frames.AXES if axis != "values"]
 OURS = {
-    "training": ("the forward and the backward pass (`training`)", DISPATCH),
-    "ragged": ("unlike lengths", "kernel.ragged"),
+    "training": ("the forward and the backward pass (`training`)", DISPATCH, "direction == 'training'"),
+    "ragged": ("unlike lengths", "kernel.ragged", "lengths != 'equal'"),
+    "decode": ("64 queries over caches", BEST, "seq_len == 64"),
 }
-"""Studies whose runs add rows: words for these, and the implementation that is ours."""
+"""Studies whose runs add rows: words for these, the implementation that is ours, and their cases."""
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -104,7 +105,7 @@ def _results(run: Run, others: list[Run]) -> str:
     leads = frames.worst(fastest, [axis for axis in frames.AXES if axis != "head_dim"]).set_index("head_dim")["mean"]
     about = f"{run.manifest['device']['name']}, PyTorch {run.manifest['environment']['packages']['torch']}"
     lead = ", ".join(f"{mean:.2f} at D = {head_dim}" for head_dim, mean in leads.items())
-    of = [(*OURS[other.manifest["study"]["name"]], other.name) for other in others]
+    of = [(*OURS[other.manifest["study"]["name"]][:2], other.name) for other in others]
     least = "the least lead of each head dimension"
     added = "".join(f" Rows of {words}: {least}, `{name}` in run `{other}`." for words, name, other in of)
     legend = (
@@ -120,11 +121,10 @@ def _results(run: Run, others: list[Run]) -> str:
 
 def _more(run: Run) -> tuple[pd.DataFrame, pd.Series]:
     """Of a run of one of `OURS`, the shape with the least lead for each head dimension, and these leads."""
-    _, name = OURS[run.manifest["study"]["name"]]
-    is_own = lambda rows: (rows["direction"] == "training") | (rows["lengths"] != "equal")  # noqa: E731
-    samples = run.samples[frames.is_equal(run.samples, WARM) & is_own(run.samples)]
+    _, name, own = OURS[run.manifest["study"]["name"]]
+    samples = run.samples[frames.is_equal(run.samples, WARM)].query(own)
     rows = frames.worst(frames.over_fastest(samples, name)).sort_values("speedup").drop_duplicates("head_dim")
-    checks = run.checks[is_own(run.checks)]
+    checks = run.checks.query(own)
     has_cudnn = (checks["implementation"] == "sdpa.cudnn").any()
     return _table(rows, frames.compare_errors(checks) if has_cudnn else None)
 
