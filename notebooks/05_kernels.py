@@ -109,6 +109,6 @@ al.plot.heatmap(speed[speed.index.str.match("kernel|sdpa.auto")], reach=0.3)
 slowest, changing = (1 / speed.min(axis=1)).round(2), ["kernel.bounded", "kernel.lazy", "kernel.best"]
 al.holds(
     "On its worst input distribution, `kernel.bounded` takes 1.41x as long as on normal values, and `kernel.lazy` and "
-    "`kernel.best` 1.04x. All others stay within 1 %.",
-    lambda: list(slowest[changing]) == [1.41, 1.04, 1.04] and slowest.drop(changing).max() <= 1.01,
+    "`kernel.best` 1.04x. All others stay within 1.5 %.",
+    lambda: list(slowest[changing]) == [1.41, 1.04, 1.04] and slowest.drop(changing).max() <= 1.015,
 )

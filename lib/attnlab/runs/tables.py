@@ -207,7 +207,7 @@ PANEL = _table(
     *(SM_CLOCK, WHY),
 )
 RESIDENCY = _table(
-    "a row per case, timing, round and metric: what the L2 holds when a sample begins",
+    "a row per case, timing, round and metric: contents of the L2 at the start of a sample",
     *(IMPLEMENTATION, *AXES, CLOCK, CACHE),
     _whole("round", "from 0", empty=True, key=True),
     METRIC,
