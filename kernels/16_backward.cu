@@ -7,30 +7,44 @@
 //         dQ = dS K, of which each warpgroup computes one half of the columns (D = 128) or queries (D = 64). dQ leaves
 //         through shared memory: TMA adds it to floats in global memory, each tile's in an order that the schedule in
 //         backward.cuh fixes. As soon as a tile has had all its turns, a warp that has nothing else to do rounds it.
-//         In a step: dP and dV are issued; dS is computed beside dV; S of the next step, dQ and dK are issued; exponentials
-//         and the way of dQ run beside these. So something is always queued on the tensor cores.
-// Limits  in a step at D = 128 and M = 64 (cycles of a multiprocessor):
-//           products                   5 x 512 = 2560
-//           shared memory, 128 bytes each: S, dP, dQ 3 x 512, dV, dK 2 x 256, dS 128, dQ 2 x 256, Q and dO 256 = 2944
-//           exponentials               8192 / 16 = 512
-//         so shared memory is the limit. With 80 queries it would be 3488 for 3200 cycles of products, and with 96 at D = 64
-//         2240 for 1920 (64: 1664 for 1280, 128: 2816 for 2560).
-//           registers of a consumer: dK and dV 128, S 32, dP or dQ 32, P 16, dS 16 = 224 of 240. 80 queries would need 248,
-//         and 128 at D = 64 256, unless dS is read from shared memory for dK, too (which costs 128 cycles); then 232.
-//           three stages of Q: it is free only when dK is over, a third of a step before the next one is asked for.
-//         Additions cost no waiting while one takes less than two steps from its begin to the next CTA's (model). The turns
-//         take a thread that polls, and the last two steps of a head come at once.
+// Order   of a step. D = 128, M = 64: dP and dV are issued; dS is computed beside dV; S of the next step, dQ and dK are
+//         issued; exponentials and the way of dQ run beside these. So something is always queued on the tensor cores.
+//         D = 64, M = 128: dV and dK are issued as soon as dS is in registers, then S of the next step, and then dQ. Half of
+//         the exponentials run beside dQ, the others beside dP. A warpgroup may be half a step behind the other: one has
+//         products under way while the other computes. The first order needs 256 registers here, and with 64 queries, whose
+//         shared memory takes 1664 cycles for 1280 of products, it takes 8 to 20 % longer. At D = 128 it is 3 to 5 % faster.
+// Limits  in a step (cycles of a multiprocessor):
+//                                                          D = 128, M = 64    D = 64, M = 128
+//           products                                       5 x 512 = 2560     5 x 512 = 2560
+//           shared memory, 128 bytes each: S and dP        2 x 512            2 x 384
+//                                          dQ              512                512
+//                                          dV and dK       2 x 256            2 x 256
+//                                          dS              128                256
+//                                          dQ as floats    2 x 256            2 x 256
+//                                          Q and dO        256                256
+//                                          together        2944               2816
+//           exponentials                                   8192 / 16 = 512    16384 / 16 = 1024
+//         so shared memory is the limit.
+//           registers of a consumer, of 240. D = 128: dK and dV 128, S 32, dP or dQ 32, P 16, dS 16 = 224. D = 64: dK and
+//         dV 64, S 64, dP 64, P 32 = 224; dS takes the place of S and dP.
+//           stages. D = 128: three, as one of Q is free only when dK is over, a third of a step before the next one is asked
+//         for. D = 64: two, as it is free a step before.
+//         Additions cost no waiting while one takes less than two steps of 64 queries, or one of 128, from its begin to the
+//         next CTA's (model). The turns take a thread that polls, and the last two steps of a head come at once.
 //
 // In ptxas 13.0, all wgmma wait for one another if registers that one reads are written while another that reads registers is
-// under way, or if one that reads registers is under way at a loop's end. Hence copy_registers() and the place where the
-// loop begins.
+// under way, or if one that reads registers is under way at a loop's end. Hence copy_registers() at D = 128, and the place
+// where both loops begin.
 #include "backward.cuh"
 
 constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 // setmaxnreg: of the 504 that a thread of each warpgroup has together, two consumers take so many each.
-template <int D, int M> constexpr int CONSUMER_REGISTERS = D == 64 && M == 64 ? 208 : 240;
+constexpr int CONSUMER_REGISTERS = 240;
+// Whether a step issues dK before S of the next step and dQ.
+template <int D> constexpr bool DK_FIRST = D == 64;
 
 template <int D, int M, int STAGES> struct SharedStorage {
+    static_assert(D * M == 8192);  // dQ of a warpgroup has 64 rows and 64 columns
     static constexpr int COLUMNS = D / 64;  // tiles of 64 columns beside each other
     static constexpr int TILE_BYTES = M * D * 2, BLOCK_BYTES = KEYS * D * 2, SUM_BYTES = M * D * 2;  // sums: of a warpgroup
     unsigned char k[BLOCK_BYTES], v[BLOCK_BYTES];
@@ -146,11 +160,11 @@ __device__ __forceinline__ void finish_part(const Gradients& problem, int all_ti
                   all_head % problem.heads * problem.dq_at.head;
 #pragma unroll UNROLL
     for (int end = unit + count; unit < end; unit += apart) {
-        const int row_of_sums = unit / 8, of_row = row_of_sums % PART_ROWS<D, M>;
+        const int row_of_sums = unit / 8, of_row = row_of_sums % 64;
         const int row = tile * M + (D == 128 ? of_row : row_of_sums);
         const int column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
         if (row >= problem.queries) continue;
-        const float* const from = sums + 64 * row_of_sums + 4 * permuted<SWAPPED<D, M>>(of_row, unit % 8 * 2);
+        const float* const from = sums + 64 * row_of_sums + 4 * permuted(of_row, unit % 8 * 2);
         const float4 a = load_sums(from), b = load_sums(from + 4);
         const float scale = problem.scale;
         const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(a.z * scale, a.w * scale),
@@ -179,10 +193,7 @@ __device__ __forceinline__ void finish_tiles(int& finished, const Gradients& pro
 }
 
 // A consumer warpgroup: 64 keys of the block. Scores and all that comes of them are transposed, keys by queries.
-// With DK_FIRST, a step issues dV and dK as soon as dS is in registers, then S of the next step, and then dQ. So a warpgroup
-// may be half a step behind the other: one has products under way while the other computes. No product that reads registers
-// is under way at the loop's end, and P and dS are over where S is issued.
-template <typename T, int D, bool CAUSAL, int M, int STAGES, bool DK_FIRST>
+template <typename T, int D, bool CAUSAL, int M, int STAGES>
 __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const TensorMap& dk_map, const TensorMap& dv_map,
                                         const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
@@ -198,31 +209,33 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
-    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[D * M / 256];
-    constexpr int EARLY = M / 4;  // exponentials of a thread beside dQ, with DK_FIRST; the others are beside dP
-    unsigned p[M / 16][4], early[M / 16][4], ds[M / 16][4];
+    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[32];
+    constexpr int EARLY = DK_FIRST<D> ? M / 4 : M / 2;  // exponentials of a thread beside dQ; the others are beside dP
+    unsigned p[M / 16][4], next_ds[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
     unsigned step_parity = 0, block_parity = 0, ds_phase = 0;
 
     const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
-    const auto scores = [&] {
-        const auto keys = descriptor(k_block + consumer * 64 * 128, 16, 1024);
-        const auto queries = descriptor(shared_address(smem.q) + stage.index() * Storage::TILE_BYTES, 16, 1024);
+    const auto dout_stage = [&] { return shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES; };
+    // S = K * Q^T, or dP = V * dO^T.
+    const auto multiply_by_tile = [&](float (&c)[M / 2], unsigned block, unsigned tile) {
+        const auto keys = descriptor(block + consumer * 64 * 128, 16, 1024), queries = descriptor(tile, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
-            multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32),
+            multiply<T, false>(c, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32),
                                advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
         commit_products();
     };
-    const auto values = [&] {  // V * dO^T
-        const auto keys = descriptor(v_block + consumer * 64 * 128, 16, 1024);
-        const auto queries = descriptor(shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, 16, 1024);
-#pragma unroll
-        for (int d = 0; d < D / 16; ++d)
-            multiply<T, false>(dp, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32),
-                               advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
-        commit_products();
+    const auto begin_scores = [&] {
+        wait(q_full + 8 * stage.index(), stage.phase());
+        begin_products();
+        multiply_by_tile(s, k_block, q_stage());
+    };
+    const auto begin_dp = [&] {
+        wait(dout_full + 8 * stage.index(), stage.phase());
+        begin_products();
+        multiply_by_tile(dp, v_block, dout_stage());
     };
     // dV += P^T * dO, or dK += dS^T * Q
     const auto accumulate = [&](float (&sum)[D / 2], const unsigned (&rows)[M / 16][4], unsigned tile, int add) {
@@ -231,16 +244,14 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         for (int j = 0; j < M / 16; ++j) multiply<T, true>(sum, rows[j], advanced(queries, 16 * j * 128), j ? 1 : add);
         commit_products();
     };
-    const auto multiply_by_keys = [&] {  // dQ = dS * K
+    const auto begin_dq = [&] {  // dQ = dS * K
+        begin_products();
         const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
         const auto of_ds = descriptor(rows + (D == 64 ? consumer * M / 2 * 128 : 0), 16, 1024);
         const auto of_keys = descriptor(k_block + (D == 64 ? 0 : consumer * KEYS * 128), KEYS * 128, 1024);
 #pragma unroll
-        for (int j = 0; j < KEYS / 16; ++j) {
-            const auto a = advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), b = advanced(of_keys, 16 * j * 128);
-            if constexpr (SWAPPED<D, M>) multiply_columns<T>(dq, b, a, j);
-            else multiply<T, true>(dq, a, b, j);
-        }
+        for (int j = 0; j < KEYS / 16; ++j)
+            multiply<T, true>(dq, advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), advanced(of_keys, 16 * j * 128), j);
         commit_products();
     };
     // Scores become probabilities, from accumulator `begin` to before `end`.
@@ -264,9 +275,9 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             s[n + 3] = exp2_here(s[n + 3] * scale_log2 + offset.y);
         }
     };
-    const auto pack_into = [&](unsigned (&rows)[M / 16][4], const float (&from)[M / 2]) {
+    const auto pack_probabilities = [&] {
 #pragma unroll
-        for (int n = 0; n < M / 4; ++n) rows[n / 4][n % 4] = pack<T>(from[2 * n], from[2 * n + 1]);
+        for (int n = 0; n < M / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
     };
     // dS = P * (dP - delta), in registers and in shared memory, there queries by keys.
     float2 ahead[2];  // delta of the queries at hand
@@ -274,7 +285,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8 + 64 * j;
         its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
     };
-    const auto differentiate = [&](unsigned (&early)[M / 16][4]) {
+    const auto differentiate = [&](unsigned (&rows)[M / 16][4]) {
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
         const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
 #pragma unroll
@@ -284,28 +295,28 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int n = 8 * j + 4 * half;
-                early[j][2 * half] = pack<T>(s[n] * (dp[n] - its[half].x), s[n + 1] * (dp[n + 1] - its[half].y));
-                early[j][2 * half + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its[half].x), s[n + 3] * (dp[n + 3] - its[half].y));
+                rows[j][2 * half] = pack<T>(s[n] * (dp[n] - its[half].x), s[n + 1] * (dp[n + 1] - its[half].y));
+                rows[j][2 * half + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its[half].x), s[n + 3] * (dp[n + 3] - its[half].y));
             }
-            store_matrices_transposed(to + 16 * j * 128, early[j]);
+            store_matrices_transposed(to + 16 * j * 128, rows[j]);
         }
         publish_to_tma();
+    };
+    // Returns once dQ of the step before is out of shared memory, and behind the exponentials.
+    const auto wait_for_sums = [&] {
+        // ptxas would move the exponentials down to their use, behind the wait for dQ.
+        unsigned all = 0;
+#pragma unroll
+        for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
+        wait(sums_empty, step_parity ^ 1 ^ (all & zero));
     };
     // dQ of this step goes where one thread of the producer finds it.
     const auto leave_dq = [&] {
         const unsigned sums = shared_address(smem.sums[consumer]);
-        if constexpr (SWAPPED<D, M>) {
 #pragma unroll
-            for (int n = 0; n < D * M / 256; ++n) {
-                const int row = n / 4 * 8 + lane % 4 * 2 + n % 2, column = 16 * warp + lane / 4 + n / 2 % 2 * 8;
-                store_one(sums + 256 * row + permuted<true>(row, column / 4) * 16 + column % 4 * 4, dq[n]);
-            }
-        } else {
-#pragma unroll
-            for (int n = 0; n < 32; n += 2) {
-                const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
-                store_pair(sums + 256 * row + permuted<false>(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
-            }
+        for (int n = 0; n < 32; n += 2) {
+            const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
+            store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
         }
         publish_to_tma();
         __syncwarp();
@@ -341,27 +352,23 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
         if (steps == 0) break;
         const int add_last = steps > 1;
-        wait(q_full + 8 * stage.index(), stage.phase());
-        begin_products();
-        scores();
-        if constexpr (DK_FIRST) {
+        begin_scores();
+        if constexpr (DK_FIRST<D>) {
             wait(shared_address(&smem.v_full), block_parity);
-            wait(dout_full + 8 * stage.index(), stage.phase());
-            begin_products();
-            values();
+            begin_dp();
             finish_products<1>(s);
             exponentiate();
             end_store();  // of the block before
 #pragma unroll 1
             for (int add = 0;; add = 1) {
-                pack_into(p, s);
+                pack_probabilities();
                 load_delta(ahead, 0);
                 finish_products<0>(dp);
                 differentiate(ds);
                 __syncwarp();
                 arrive_for_warp(ds_full + 8 * step_parity);
                 begin_products();
-                accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
+                accumulate(dv, p, dout_stage(), add);
                 accumulate(dk, ds, q_stage(), add);
                 if (--steps == 0) break;
                 finish_products<1>(dv);
@@ -371,32 +378,22 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 release(ds);
                 arrive_for_warp(q_empty + 8 * stage.index());
                 stage.advance();
-                wait(q_full + 8 * stage.index(), stage.phase());
-                begin_products();
-                scores();
+                begin_scores();
                 wait(ds_full + 8 * step_parity, ds_phase);
-                begin_products();
-                multiply_by_keys();
+                begin_dq();
                 finish_products<1>(s);
                 exponentiate(0, EARLY);
-                // ptxas would move the exponentials down to their use, behind the wait for dQ.
-                unsigned all = 0;
-#pragma unroll
-                for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
-                wait(sums_empty, step_parity ^ 1 ^ (all & zero));
+                wait_for_sums();
                 finish_products<0>(dq);
                 leave_dq();
                 ds_phase ^= step_parity;
                 step_parity ^= 1;
-                wait(dout_full + 8 * stage.index(), stage.phase());
-                begin_products();
-                values();
+                begin_dp();
                 exponentiate(EARLY, M / 2);
             }
             arrive_for_warp(shared_address(&smem.v_empty));
             wait(ds_full + 8 * step_parity, ds_phase);
-            begin_products();
-            multiply_by_keys();
+            begin_dq();
             finish_products<2>(dv);
             release(p);
             finish_products<1>(dk);
@@ -409,86 +406,72 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             step_parity ^= 1;
             synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
             begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
-            const unsigned place = consumer ? q_stage() : shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES;
+            const unsigned place = consumer ? q_stage() : dout_stage();
             begin_store(dk_map, dk, problem.scale, place, place + M * 128);
             if (threadIdx.x % 128 == 0) wait_for_stores();
             __syncwarp();
             arrive_for_warp(q_empty + 8 * stage.index());
             arrive_for_warp(dout_empty + 8 * stage.index());
             stage.advance();
-            block_parity ^= 1;
-            continue;
-        }
-        finish_products<0>(s);
-        exponentiate();
-        wait(shared_address(&smem.v_full), block_parity);
-        wait(dout_full + 8 * stage.index(), stage.phase());
-        begin_products();
-        values();
-        end_store();  // of the block before
-#pragma unroll 1
-        for (int add = 0;; add = 1) {
-            pack_into(p, s);
-            begin_products();
-            accumulate(dv, p, shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES, add);
-            load_delta(ahead, 0);
-            finish_products<1>(dp);
-            differentiate(early);
-            if (--steps == 0) break;
-            const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index();
-            const unsigned dout_done = dout_empty + 8 * stage.index();
-            stage.advance();
-            wait(q_full + 8 * stage.index(), stage.phase());
-            begin_products();
-            scores();
-            finish_products<1>(dv);
-            release(p);
-            copy_registers(ds, early, zero);
-            arrive_for_warp(dout_done);
-            synchronize(1, 128 * CONSUMERS);
-            begin_products();
-            multiply_by_keys();
-            accumulate(dk, ds, of_queries, add);
-            finish_products<2>(s);
+        } else {
+            finish_products<0>(s);
             exponentiate();
-            // ptxas would move the exponentials down to their use, behind the wait for dQ.
-            unsigned all = 0;
-#pragma unroll
-            for (int n = 0; n < M / 2; ++n) all |= __float_as_uint(s[n]);
-            wait(sums_empty, step_parity ^ 1 ^ (all & zero));
+            wait(shared_address(&smem.v_full), block_parity);
+            begin_dp();
+            end_store();  // of the block before
+#pragma unroll 1
+            for (int add = 0;; add = 1) {
+                pack_probabilities();
+                begin_products();
+                accumulate(dv, p, dout_stage(), add);
+                load_delta(ahead, 0);
+                finish_products<1>(dp);
+                differentiate(next_ds);
+                if (--steps == 0) break;
+                const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index();
+                const unsigned dout_done = dout_empty + 8 * stage.index();
+                stage.advance();
+                begin_scores();
+                finish_products<1>(dv);
+                release(p);
+                copy_registers(ds, next_ds, zero);
+                arrive_for_warp(dout_done);
+                synchronize(1, 128 * CONSUMERS);
+                begin_dq();
+                accumulate(dk, ds, of_queries, add);
+                finish_products<2>(s);
+                exponentiate(0, EARLY);
+                wait_for_sums();
+                finish_products<1>(dq);
+                leave_dq();
+                step_parity ^= 1;
+                begin_dp();
+                finish_products<1>(dk);
+                release(ds);
+                arrive_for_warp(q_done);
+            }
+            arrive_for_warp(shared_address(&smem.v_empty));
+            finish_products<0>(dv);
+            copy_registers(ds, next_ds, zero);
+            synchronize(1, 128 * CONSUMERS);
+            begin_dq();
+            accumulate(dk, ds, q_stage(), add_last);
+            // Nobody reads dS of the step before any more, nor the last dO.
+            const unsigned other_ds = own_ds + (step_parity ^ 1) * (CONSUMERS * M * 128);
+            begin_store(dv_map, dv, 1, other_ds, dout_stage() + consumer * M * 128);
+            wait(sums_empty, step_parity ^ 1);
             finish_products<1>(dq);
+            arrive_for_warp(shared_address(&smem.k_empty));
             leave_dq();
             step_parity ^= 1;
-            wait(dout_full + 8 * stage.index(), stage.phase());
-            begin_products();
-            values();
-            finish_products<1>(dk);
-            release(ds);
-            arrive_for_warp(q_done);
+            finish_products<0>(dk);
+            arrive_for_warp(q_empty + 8 * stage.index());
+            end_store();
+            arrive_for_warp(dout_empty + 8 * stage.index());
+            stage.advance();
+            synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
+            begin_store(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
         }
-        arrive_for_warp(shared_address(&smem.v_empty));
-        finish_products<0>(dv);
-        copy_registers(ds, early, zero);
-        synchronize(1, 128 * CONSUMERS);
-        begin_products();
-        multiply_by_keys();
-        accumulate(dk, ds, q_stage(), add_last);
-        // Nobody reads dS of the step before any more, nor the last dO.
-        const unsigned other_ds = own_ds + (step_parity ^ 1) * (CONSUMERS * M * 128);
-        begin_store(dv_map, dv, 1, other_ds,
-                    shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES + consumer * M * 128);
-        wait(sums_empty, step_parity ^ 1);
-        finish_products<1>(dq);
-        arrive_for_warp(shared_address(&smem.k_empty));
-        leave_dq();
-        step_parity ^= 1;
-        finish_products<0>(dk);
-        arrive_for_warp(q_empty + 8 * stage.index());
-        end_store();
-        arrive_for_warp(dout_empty + 8 * stage.index());
-        stage.advance();
-        synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
-        begin_store(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
         block_parity ^= 1;
     }
     end_store();
@@ -496,7 +479,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 
 // q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides. With FINISHES, the warp that is left makes dQ of
 // the sums meanwhile.
-template <typename T, int D, bool CAUSAL, int M, int STAGES, bool FINISHES, bool DK_FIRST = false>
+template <typename T, int D, bool CAUSAL, int M, int STAGES, bool FINISHES>
 __global__ void __launch_bounds__(THREADS, 1)
 backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
          const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
@@ -518,20 +501,20 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         for (int w = 0; w < CONSUMERS; ++w) {
             for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);
-            if (DK_FIRST) init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
+            if (DK_FIRST<D>) init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
         }
         publish_barriers();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        give_registers<504 - 2 * CONSUMER_REGISTERS<D, M>>();
+        give_registers<504 - 2 * CONSUMER_REGISTERS>();
         if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
         else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, problem, threadIdx.x / 32 - 1);
         else if (FINISHES && threadIdx.x >= 96) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
         return;
     }
-    take_registers<CONSUMER_REGISTERS<D, M>>();
-    consume<T, D, CAUSAL, M, STAGES, DK_FIRST>(smem, dk, dv, problem);
+    take_registers<CONSUMER_REGISTERS>();
+    consume<T, D, CAUSAL, M, STAGES>(smem, dk, dv, problem);
     if (FINISHES) finish_tiles<T, D, CAUSAL, M, 4>(smem.finished, problem);
 }
 

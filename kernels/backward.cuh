@@ -1,4 +1,4 @@
-// What the kernels of the backward pass share: the problem, the schedule, and wgmma shapes that only they use.
+// What the kernels of the backward pass share: the problem, the schedule, and instructions that only they use.
 //
 // A task is the work of one CTA on one head of K and V: a block of KEYS keys, or two of them, with all tiles of queries that
 // see them, of all query heads that share the head. CTA c of a grid of C has the tasks c, c + C, ...; those that begin
@@ -10,7 +10,8 @@
 // Without the mask, the tasks of a head in a round begin apart and go round, so that no two want a tile at one step. Under
 // it, a block begins with the tile on its diagonal. With `paired`, a task is the blocks p and blocks - 1 - p, so that all
 // take equally long: the second from its diagonal up, then the first, from the first tile that any second block sees up, and
-// from the one before it down. At 64 queries a tile, two steps on one tile are then two steps apart.
+// from the one before it down. Two steps on one tile are then
+// two steps apart at 64 queries a tile, and one at 128.
 // tests/measure/backward.py is a model.
 #pragma once
 #include "hopper.cuh"
@@ -109,54 +110,13 @@ template <int M, bool CAUSAL> struct Schedule {
     }
 };
 
-// dQ in floats: of each tile the part of one warpgroup after the other's, in rows of 64, of which a part has PART_ROWS. At
-// D = 128 a part is 64 columns, at D = 64 half of the queries. A row's 16-byte chunks are permuted, so that the floats that a
-// warp stores at once lie in all banks. Where dQ is computed transposed, they are of every other row.
-template <int D, int M> constexpr int PART_ROWS = D == 128 ? M : M / 2;
-template <int D, int M> constexpr bool SWAPPED = M / (D == 64 ? 2 : 1) % 64 != 0;
-template <bool EVERY_OTHER> __device__ __forceinline__ int permuted(int row, int chunk) {
-    return chunk ^ (EVERY_OTHER ? row / 2 % 4 : row % 4) * 2;
-}
+// dQ in floats: of each tile the part of one warpgroup after the other's, 64 rows of 64. At D = 128 a part is 64 columns, at
+// D = 64 half of the queries. A row's 16-byte chunks are permuted, so that the floats that a warp stores at once lie in all
+// banks.
+__device__ __forceinline__ int permuted(int row, int chunk) { return chunk ^ row % 4 * 2; }
 
 // wgmma ---------------------------------------------------------------------------------------------------------------
 
-#define OPERANDS_16(c) EIGHT(c, 0), EIGHT(c, 8)
-#define OPERANDS_24(c) OPERANDS_16(c), EIGHT(c, 16)
-#define OPERANDS_48(c) OPERANDS_32(c), EIGHT(c, 32), EIGHT(c, 40)
-#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define OPERANDS_40(c) OPERANDS_32(c), EIGHT(c, 32)
-#define NAMES_40 NAMES_36 ", %36, %37, %38, %39"
-#define NAMES_48 NAMES_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define FINISH(N) \
-    template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[N]) { \
-        asm volatile("wgmma.wait_group.sync.aligned %" #N ";" : OPERANDS_##N(c) : "n"(PENDING) : "memory"); \
-    }
-FINISH(16)
-FINISH(24)
-FINISH(40)
-FINISH(48)
-// A is read transposed: its 64 rows are columns in shared memory.
-template <typename T, int N>
-__device__ __forceinline__ void multiply_columns(float (&c)[N], unsigned long long a, unsigned long long b, int add);
-// A (64 x 16) and B^T from rows in shared memory, or A from columns.
-#define MULTIPLY(N, COLUMNS, N1, N2, T, TYPE, A_TRANSPOSED, FUNCTION) \
-    template <> __device__ __forceinline__ void FUNCTION(float (&c)[N], unsigned long long a, unsigned long long b, int add) { \
-        asm volatile("{.reg .pred add; setp.ne.s32 add, %" #N2 ", 0;" \
-                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES_##N "}, " \
-                     "%" #N ", %" #N1 ", add, 1, 1, " #A_TRANSPOSED ", 0;}" \
-                     : OPERANDS_##N(c) \
-                     : "l"(a), "l"(b), "r"(add)); \
-    }
-#define SCORES(T) multiply<T, false>
-#define MULTIPLIES(T, TYPE) \
-    MULTIPLY(16, 32, 17, 18, T, TYPE, 1, multiply_columns<T>) \
-    MULTIPLY(24, 48, 25, 26, T, TYPE, 1, multiply_columns<T>) \
-    MULTIPLY(40, 80, 41, 42, T, TYPE, 1, multiply_columns<T>) \
-    MULTIPLY(40, 80, 41, 42, T, TYPE, 0, SCORES(T)) \
-    MULTIPLY(48, 96, 49, 50, T, TYPE, 0, SCORES(T))
-MULTIPLIES(__half, "f16")
-MULTIPLIES(__nv_bfloat16, "bf16")
 // Products that read these registers are over: until here the compiler keeps them.
 template <int N> __device__ __forceinline__ void release(const unsigned (&rows)[N][4]) {
 #pragma unroll
@@ -192,9 +152,6 @@ __device__ __forceinline__ float2 load_pair(unsigned address) {
 }
 __device__ __forceinline__ void store_pair(unsigned address, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
-}
-__device__ __forceinline__ void store_one(unsigned address, float x) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 __device__ __forceinline__ void store_word(unsigned address, unsigned x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

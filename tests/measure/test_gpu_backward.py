@@ -82,7 +82,7 @@ SPOILED = {
 @pytest.mark.parametrize("name", SPOILED)
 def test_a_kernel_that_is_wrong_in_one_gradient_is_caught(served, monkeypatch, name):
     of_files = nvrtc.of_files
-    assert of_files(ladder.files(backward.SOURCE)).count(SPOILED[name][0]) == 1
+    assert SPOILED[name][0] in of_files(ladder.files(backward.SOURCE))
     monkeypatch.setattr(nvrtc, "of_files", lambda texts: of_files(texts).replace(*SPOILED[name]))
     for kept in ("_COMPILED", "_PREPARED"):
         monkeypatch.setattr(backward, kept, {})

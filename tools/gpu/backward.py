@@ -2,10 +2,10 @@
 
 ``PYTHONPATH=lib python3 tools/gpu/backward.py cases times`` runs these parts, without names all, each in a process that
 ends after its seconds, and prints as it goes. `cases`, `values` and `repeats` hold O, dQ, dK and dV to the gate for
-gradients, the last while copies keep the memory busy. A line begins with BAD where it fails. `times` and `flash4` print
-µs and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians of graph replays in turns.
-`kernels` prints the latency of each of our kernels, and of other tilings. `variants` checks the
-tilings of `TRIED` against float64, then times them next to `INSTANCES`, cuDNN and flash-attn-4 in one process.
+gradients, the last while copies keep the memory busy. A line begins with BAD where it fails.
+`times` and `flash4` print µs and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians
+of graph replays in turns. They print the SM clock meanwhile, too, and the cycles that a step of ours takes. `kernels`
+prints the latency of each of our kernels.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import random
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,13 +30,13 @@ from attnlab.compile import nvrtc
 from attnlab.measuring.gate.gradients import check_gradients
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.kernels import backward as ours
-from attnlab.measuring.subjects.oracle import gradients, of_each_head
+from attnlab.measuring.subjects.oracle import of_each_head
 from attnlab.serving.training import attention
 from attnlab.study.shapes import LAYOUTS, Shape
 from attnlab.study.values import NORMAL, STANDARD
 
 GPU = torch.device("cuda")
-SECONDS = {"cases": 300, "values": 120, "repeats": 90, "kernels": 150, "times": 150, "flash4": 270, "variants": 240}
+SECONDS = {"cases": 300, "values": 120, "repeats": 90, "kernels": 150, "times": 150, "flash4": 270}
 """Of each part, after which it ends."""
 TARGETS = (
     (4, 16, 4096, 128, "bfloat16", False),
@@ -56,12 +55,9 @@ _WITHOUT_TURNS: dict[Any, Any] = {}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*SECONDS, "warm", []])
+    parser.add_argument("parts", nargs="*", choices=[*SECONDS, []])
     parser.add_argument("--here", action="store_true", help="in this process, without an end")
-    parser.add_argument("--target", type=int, help="of warm")
     options = parser.parse_args()
-    if options.parts == ["warm"]:
-        return _warm(options.target)
     for name in options.parts or SECONDS:
         if options.here:
             print(torch.cuda.get_device_name(), name, flush=True)
@@ -193,8 +189,8 @@ def _flash4() -> None:
 
 
 def _kernels() -> None:
-    """Each of our kernels alone, and other tilings."""
-    launch, tilings = ours._launch, dict(ours.INSTANCES)
+    """Ours, with dQ rounded by a kernel of its own and without turns; then the kernels before and after alone."""
+    launch = ours._launch
     for target in TARGETS:
         q, k, v, dout, causal = _drawn(target)
         out, lse = _forward(q, k, v, causal)
@@ -202,132 +198,15 @@ def _kernels() -> None:
         def call() -> Any:
             return ours.backward(q, k, v, out, lse, dout, causal)  # noqa: B023
 
-        calls: dict[str, Call] = {}
-        own = tilings[target[3]]
-        apart = replace(own, finishes=False)
-        tried = (own, apart, replace(own, stages=2), *((replace(own, rows=96),) if target[3] == 64 else ()))
-        for tiling in tried:
-            name = f"{tiling.rows} rows, {tiling.stages} stages{'' if tiling.finishes else ', dQ rounded after'}"
-            calls[name] = partial(_with_tiling, tiling, call)
-        calls["the same without turns"] = partial(_without_turns, apart, call)
-        calls["before"] = partial(_alone, 0, call, launch)
-        calls["after"] = partial(_with_tiling, apart, partial(_alone, 2, call, launch))
+        apart = replace(ours.INSTANCES[target[3]], finishes=False)
+        calls: dict[str, Call] = {
+            "ours": call,
+            "dQ rounded after": partial(_with_tiling, apart, call),
+            "the same without turns": partial(_without_turns, apart, call),
+            "before": partial(_alone, 0, call, launch),
+            "after": partial(_with_tiling, apart, partial(_alone, 2, call, launch)),
+        }
         _show(target, calls, {})
-
-
-def _variants() -> None:
-    """`INSTANCES` and `TRIED`: errors and bits at small shapes, then at the targets, with times as they come."""
-    # flash-attn-4 keeps what processes compile; meanwhile this one compiles and checks ours.
-    warming = [
-        subprocess.Popen(
-            [sys.executable, __file__, "warm", "--here", "--target", str(number)], stdout=subprocess.DEVNULL
-        )
-        for number in range(len(TARGETS))
-    ]
-    right = {
-        tiling
-        for tiling in (*ours.INSTANCES.values(), *ours.TRIED)
-        if all(_is_right(tiling, dtype, causal) for dtype, causal in _wanted(tiling.head_dim))
-    }
-    began = time.monotonic()
-    for process in warming:
-        try:
-            process.wait(max(1, 90 - (time.monotonic() - began)))
-        except subprocess.TimeoutExpired:
-            process.kill()
-    telemetry = Telemetry(GPU)
-    for target in TARGETS:
-        q, k, v, dout, causal = _drawn(target)
-        out, lse = _forward(q, k, v, causal)
-
-        def call() -> Any:
-            return ours.backward(q, k, v, out, lse, dout, causal)  # noqa: B023
-
-        calls: dict[str, Call] = {}
-        steps: dict[str, float] = {}
-        first: tuple[Tensor, ...] | None = None
-        for tiling in (ours.INSTANCES[target[3]], *ours.TRIED):
-            if tiling not in right or tiling.head_dim != target[3]:
-                continue
-            results = [_with_tiling(tiling, call) for _ in range(3)]
-            first = first or results[0]
-            differs = max(_error(got, want) for got, want in zip(results[0], first, strict=True))
-            same = all(map(torch.equal, results[0] * 2, results[1] + results[2]))
-            if differs > 0.005 or not same:
-                print(f"BAD {target} {_name(tiling)}: differs by {differs:.4f}, the same bits: {same}", flush=True)
-                continue
-            calls[_name(tiling)] = partial(_with_tiling, tiling, call)
-            ctas = torch.cuda.get_device_properties(GPU).multi_processor_count
-            problem = ours.Gradients.of(q, k, causal, 1.0, tiling.rows, ctas)
-            every = sum(problem.task_steps(member, causal, tiling.rows) for member in range(problem.tasks))
-            steps[_name(tiling)] = every * problem.batch * problem.kv_heads / problem.grid(ctas)
-        calls["flash4"] = _flash4_backward(q, k, v, out, lse, dout, causal)
-
-        def forward() -> tuple[Tensor, list[Tensor]]:
-            leaves: Any = [x.detach().requires_grad_() for x in (q, k, v)]  # noqa: B023
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.enable_grad():
-                return F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal), leaves  # noqa: B023
-
-        calls["cudnn"] = _autograd(forward, dout)[0]
-        clocks: list[int] = []
-        took = _medians(calls, lambda: clocks.append(telemetry.read().sm_clock_mhz or 0))  # noqa: B023
-        fastest = min((took[name] for name in ("flash4", "cudnn") if name in took), default=float("nan"))
-        mhz = statistics.median(clocks)
-        print(f"{target}: {mhz:.0f} MHz", flush=True)
-        for name, us in took.items():
-            cycles = f"{us * mhz / steps[name]:8.0f} cycles a step" if name in steps else ""
-            print(f"  {name:32} {us:8.1f} us, {fastest / us:.3f}x the faster peer {cycles}", flush=True)
-
-
-def _wanted(head_dim: int) -> list[tuple[str, bool]]:
-    """The dtypes and masks of the targets with this head dimension."""
-    return sorted({(dtype, causal) for *_, of, dtype, causal in TARGETS if of == head_dim})
-
-
-def _name(tiling: ours.Tiling) -> str:
-    return f"{tiling.rows} rows, {tiling.stages} stages{', dK first' * tiling.dk_first}"
-
-
-def _error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
-
-
-def _is_right(tiling: ours.Tiling, dtype: str, causal: bool) -> bool:
-    """Whether gradients are as near to float64 as rounding allows, at lengths that end within tiles."""
-    worst = 0.0
-    for batch, heads, kv_heads, length in ((1, 1, 1, 40), (2, 4, 2, 650), (3, 16, 16, 1000)):
-        drawn = torch.Generator(GPU).manual_seed(length)
-        q, dout, k, v = (
-            torch.randn(batch, n, length, tiling.head_dim, device=GPU, generator=drawn).to(getattr(torch, dtype))
-            for n in (heads, heads, kv_heads, kv_heads)
-        )
-        scale = tiling.head_dim**-0.5
-        wide = gradients(q.double(), k.double(), v.double(), dout.double(), causal, scale)
-        out, lse = _forward(q, k, v, causal)
-        found = _with_tiling(tiling, partial(ours.backward, q, k, v, out, lse, dout, causal))
-        worst = max(worst, *(_error(got, want) for got, want in zip(found, wide[:3], strict=True)))
-    passed = worst < (0.005 if dtype == "bfloat16" else 0.001)
-    said = f"{_name(tiling)}, D = {tiling.head_dim}, {dtype}{', causal' * causal}: RMS error {worst:.5f}"
-    print(f"{'' if passed else 'BAD '}{said}", flush=True)
-    return passed
-
-
-def _flash4_backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, causal: bool) -> Call:
-    """Not by autograd, so that no forward kernel has to be compiled."""
-    views = [x.transpose(1, 2) for x in (q, k, v, out, dout)]
-
-    def call() -> Any:
-        interface = importlib.import_module("flash_attn.cute.interface")
-        return interface._flash_attn_bwd(*views, lse, q.shape[3] ** -0.5, causal)
-
-    return call
-
-
-def _warm(number: int) -> None:
-    """One call of flash-attn-4 for a target, so that the next process finds it compiled."""
-    q, k, v, dout, causal = _drawn(TARGETS[number])
-    _flash4_backward(q, k, v, *_forward(q, k, v, causal), dout, causal)()
-    torch.cuda.synchronize()
 
 
 def _with_tiling(tiling: ours.Tiling, call: Call) -> Any:
@@ -388,13 +267,26 @@ def _show(target: tuple[Any, ...], calls: dict[str, Call], both: dict[str, Call]
     for said, products, some in (("backward", 2.5, calls), ("both", 3.5, both)):
         if not some:
             continue
-        took = _medians(some)
+        took, mhz = _medians(some)
         told = [f"{name} {us:.1f} us {products * flop / us / 1e6:.0f}" for name, us in took.items()]
-        print(f"{target} {said}: {', '.join(told)}", flush=True)
+        if some is calls and "ours" in took:
+            told.append(f"ours {took['ours'] * mhz / _steps(target):.0f} cycles a step")
+        print(f"{target} {said}, {mhz:.0f} MHz: {', '.join(told)}", flush=True)
 
 
-def _medians(calls: dict[str, Call], watch: Call = lambda: None) -> dict[str, float]:
-    """µs of each, by graphs in turns; `watch` is called while graphs run."""
+def _steps(target: tuple[Any, ...]) -> float:
+    """The steps of a CTA of our kernel in the mean."""
+    batch, heads, length, head_dim, _, causal = target
+    rows, ctas = ours.INSTANCES[head_dim].rows, torch.cuda.get_device_properties(GPU).multi_processor_count
+    q = torch.empty(batch, heads, length, head_dim, device="meta")
+    problem = ours.Gradients.of(q, q, causal, 1.0, rows, ctas)
+    of_head = sum(problem.task_steps(member, causal, rows) for member in range(problem.tasks))
+    return of_head * batch * heads / problem.grid(ctas)
+
+
+def _medians(calls: dict[str, Call]) -> tuple[dict[str, float], float]:
+    """µs of each, by graphs in turns, and the SM clock in MHz, read while graphs run."""
+    telemetry, clocks = Telemetry(GPU), []
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     for name, call in calls.items():
         with _side_stream():
@@ -419,11 +311,11 @@ def _medians(calls: dict[str, Call], watch: Call = lambda: None) -> dict[str, fl
             for _ in range(REPLAYS):
                 graphs[name].replay()
             end.record()
-            watch()
+            clocks.append(telemetry.read().sm_clock_mhz or 0)
             torch.cuda.synchronize()
             if number:
                 times[name].append(1000 * begin.elapsed_time(end) / REPLAYS / CALLS)
-    return {name: statistics.median(each) for name, each in times.items()}
+    return {name: statistics.median(each) for name, each in times.items()}, statistics.median(clocks or [0])
 
 
 _SIDE: list[torch.cuda.Stream] = []

@@ -41,7 +41,7 @@ namespace emu {
 extern std::mt19937 rng;
 struct Barrier { int expected = 0, arrived = 0; long tx = 0; unsigned phase = 0; };
 struct Warp { long gen[32] = {}; long done = 0; unsigned address[2][32]; float value[2][32]; struct { unsigned a[4], b[2]; } fragments[2][32]; int count = 0; };
-struct Op { int seen = 0; float* c[128]; int n; bool regs, ta, tb; const unsigned* a[128]; unsigned long long da, db; int add; bool done = false; int committed = 0; };
+struct Op { int seen = 0; float* c[128]; int n; bool regs, tb; const unsigned* a[128]; unsigned long long da, db; int add; bool done = false; int committed = 0; };
 struct Group { std::deque<Op> ops; size_t first = 0; long next[128] = {}; long commits[128] = {}; std::vector<std::vector<long>> ends; std::vector<long> end_of; long executed = 0; };
 struct Cta {
     unsigned char* memory; int index;
@@ -144,7 +144,6 @@ inline int take_number(unsigned a) { int x, y; memcpy(&x, emu::at(a), 4); y = x 
 inline void pass_turn(int* turns, int next) { assert(*turns == next - 1); *turns = next; }
 inline float2 load_pair(unsigned a) { float2 p; assert(a % 8 == 0); memcpy(&p, emu::at(a), 8); return p; }
 inline void store_pair(unsigned a, float x, float y) { assert(a % 8 == 0); memcpy(emu::at(a), &x, 4); memcpy(emu::at(a + 4), &y, 4); }
-inline void store_one(unsigned a, float x) { memcpy(emu::at(a), &x, 4); }
 inline void store_word(unsigned a, unsigned x) { memcpy(emu::at(a), &x, 4); }
 inline void store_matrices_transposed(unsigned address, const unsigned (&r)[4]) {
     auto& w = my_warp(); int lane = threadIdx.x % 32, b = w.gen[lane] % 2; w.address[b][lane] = address; assert(address % 16 == 0); rendezvous(w);
@@ -155,16 +154,15 @@ inline unsigned long long descriptor(unsigned address, int leading, int stride) 
 }
 inline unsigned long long advanced(unsigned long long d, int bytes) { return (d & ~0xffffffffull) | unsigned(unsigned(d) + (bytes >> 4)); }
 inline void begin_products() { emu::pause(); }
-inline void wgmma(float* c, int n, bool regs, bool ta, bool tb, const unsigned* a, unsigned long long da, unsigned long long db, int add) {
+inline void wgmma(float* c, int n, bool regs, bool tb, const unsigned* a, unsigned long long da, unsigned long long db, int add) {
     auto& g = emu::current->cta->groups[threadIdx.x / 128]; int t = threadIdx.x % 128; size_t i = g.next[t]++;
     while (g.ops.size() <= i) g.ops.emplace_back();
     auto& o = g.ops[i];
-    if (o.seen) assert(o.n == n && o.regs == regs && o.ta == ta && o.tb == tb && o.da == da && o.db == db && o.add == add);
-    o.n = n, o.regs = regs, o.ta = ta, o.tb = tb, o.da = da, o.db = db, o.add = add, o.c[t] = c, o.a[t] = a; ++o.seen;
+    if (o.seen) assert(o.n == n && o.regs == regs && o.tb == tb && o.da == da && o.db == db && o.add == add);
+    o.n = n, o.regs = regs, o.tb = tb, o.da = da, o.db = db, o.add = add, o.c[t] = c, o.a[t] = a; ++o.seen;
 }
-template <typename T, bool TR, int N> void multiply(float (&c)[N], const unsigned (&a)[4], unsigned long long b, int add) { wgmma(c, N, true, false, TR, a, 0, b, add); }
-template <typename T, bool TR, int N> void multiply(float (&c)[N], unsigned long long a, unsigned long long b, int add) { wgmma(c, N, false, false, TR, nullptr, a, b, add); }
-template <typename T, int N> void multiply_columns(float (&c)[N], unsigned long long a, unsigned long long b, int add) { wgmma(c, N, false, true, false, nullptr, a, b, add); }
+template <typename T, bool TR, int N> void multiply(float (&c)[N], const unsigned (&a)[4], unsigned long long b, int add) { wgmma(c, N, true, TR, a, 0, b, add); }
+template <typename T, bool TR, int N> void multiply(float (&c)[N], unsigned long long a, unsigned long long b, int add) { wgmma(c, N, false, TR, nullptr, a, b, add); }
 inline void commit_products() {
     auto& g = emu::current->cta->groups[threadIdx.x / 128]; int t = threadIdx.x % 128; size_t k = g.commits[t]++;
     if (g.end_of.size() <= k) g.end_of.push_back(g.next[t]); assert(g.end_of[k] == g.next[t]);
@@ -208,7 +206,7 @@ inline void execute(Cta& cta, Group& g) {
     Op& o = g.ops[g.executed++]; static float A[64][16], B[256][16];
     for (int r = 0; r < 64; ++r) for (int k = 0; k < 16; ++k) {
         if (o.regs) { int t = r / 16 * 32 + r % 8 * 4 + k % 8 / 2; unsigned x = o.a[t][(r % 16 >= 8) + 2 * (k >= 8)]; A[r][k] = to_float(__nv_bfloat16{uint16_t(x >> 16 * (k % 2))}); }
-        else A[r][k] = operand(cta.memory, o.da, o.ta, r, k);
+        else A[r][k] = operand(cta.memory, o.da, false, r, k);
     }
     int cols = 2 * o.n;
     for (int n = 0; n < cols; ++n) for (int k = 0; k < 16; ++k) B[n][k] = operand(cta.memory, o.db, o.tb, n, k);

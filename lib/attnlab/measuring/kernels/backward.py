@@ -40,14 +40,12 @@ class Tiling:
         rows: queries of a tile.
         stages: tiles of Q and of dO held at once.
         finishes: whether dQ is rounded by the main kernel, too, and not by one after it.
-        dk_first: whether a step issues dK before dQ, and S of the next step after them.
     """
 
     head_dim: int
     rows: int
     stages: int
     finishes: bool = True
-    dk_first: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -61,17 +59,14 @@ class Tiling:
     def expressions(self, dtype: str, causal: bool) -> tuple[str, str, str]:
         """The name expressions of `prepare`, `backward` and `finish`."""
         element, mask = ladder.ELEMENTS[dtype], str(causal).lower()
-        order = f"{str(self.finishes).lower()}{', true' * self.dk_first}"
         return (
             f"prepare<{element}, {self.head_dim}, {mask}, {self.rows}>",
-            f"backward<{element}, {self.head_dim}, {mask}, {self.rows}, {self.stages}, {order}>",
+            f"backward<{element}, {self.head_dim}, {mask}, {self.rows}, {self.stages}, {str(self.finishes).lower()}>",
             f"finish<{element}, {self.head_dim}, {self.rows}>",
         )
 
 
-INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 128, 2, dk_first=True), Tiling(128, 64, 3))}
-TRIED = tuple(Tiling(*sizes, dk_first=True) for sizes in ((64, 64, 3), (128, 64, 2), (128, 64, 3)))
-"""Next to `INSTANCES`, for tools/gpu/backward.py to time."""
+INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 128, 2), Tiling(128, 64, 3))}
 
 
 class Gradients(ctypes.Structure):
