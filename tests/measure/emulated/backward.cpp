@@ -2,15 +2,6 @@
 // double precision: D causal M batch heads kv_heads queries keys ctas paired seed stages. Numbers are always the same; the seed
 // is that of the order in which threads and copies get on.
 #include "emulated.h"
-namespace emu {
-std::mt19937 rng;
-Fiber* current;
-ucontext_t main_context;
-Dim grid;
-std::vector<std::function<void()>> loads;
-std::vector<std::shared_ptr<Bulk>> bulks;
-}
-int cta_threads;
 #include "16_backward.cu"
 
 template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, int kv_heads, int queries, int keys, int ctas, int paired, int seed) {

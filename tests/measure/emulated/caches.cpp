@@ -2,15 +2,6 @@
 // D causal rows kv_heads group queries keys page wanted seed length... Numbers are always the same; the seed is that of the
 // order in which threads and copies get on. NaN is behind all lengths, and anything behind those of a table of pages.
 #include "emulated.h"
-namespace emu {
-std::mt19937 rng;
-Fiber* current;
-ucontext_t main_context;
-Dim grid;
-std::vector<std::function<void()>> loads;
-std::vector<std::shared_ptr<Bulk>> bulks;
-}
-int cta_threads;
 #define __shared__
 #define blockDim (Dim{unsigned(cta_threads)})
 struct uint2 { unsigned x, y; };

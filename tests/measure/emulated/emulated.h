@@ -38,7 +38,7 @@ template <typename T> unsigned pack(float a, float b) { return bf16(a) | unsigne
 inline float exp2_here(float x) { return exp2f(x); }
 
 namespace emu {
-extern std::mt19937 rng;
+inline std::mt19937 rng;
 struct Barrier { int expected = 0, arrived = 0; long tx = 0; unsigned phase = 0; };
 struct Warp { long gen[32] = {}; long done = 0; unsigned address[2][32]; float value[2][32]; struct { unsigned a[4], b[2]; } fragments[2][32]; int count = 0; };
 struct Op { int seen = 0; float* c[128]; int n; bool regs, tb; const unsigned* a[128]; unsigned long long da, db; int add; bool done = false; int committed = 0; };
@@ -54,8 +54,8 @@ struct Fiber {
     ucontext_t context; std::unique_ptr<char[]> stack; Cta* cta; Dim tid; bool over = false; std::function<bool()> ready; std::function<void()> body;
     std::vector<std::vector<std::shared_ptr<Bulk>>> groups; std::vector<std::shared_ptr<Bulk>> open;
 };
-extern Fiber* current; extern ucontext_t main_context; extern Dim grid;
-extern std::vector<std::function<void()>> loads; extern std::vector<std::shared_ptr<Bulk>> bulks;
+inline Fiber* current; inline ucontext_t main_context; inline Dim grid;
+inline std::vector<std::function<void()>> loads; inline std::vector<std::shared_ptr<Bulk>> bulks;
 inline void wait_for(std::function<bool()> ready) {
     if (rng() % 4 && ready()) return;
     current->ready = ready; swapcontext(&current->context, &main_context);
@@ -97,7 +97,7 @@ inline void synchronize(int id, int threads) {
     auto* p = &b; emu::wait_for([p, g] { return p->second > g; });
 }
 inline void arrive_by_name(int id, int threads) { auto& b = emu::current->cta->named[id]; if (++b.first == threads) b.first = 0, ++b.second; }
-extern int cta_threads;
+inline int cta_threads;
 inline void __syncthreads() { synchronize(0, cta_threads); }
 template <int N> void give_registers() {} template <int N> void take_registers() {}
 inline void publish_to_tma() { emu::pause(); }
