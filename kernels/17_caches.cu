@@ -1,22 +1,23 @@
-// Rung 17: rung 12 over caches of unlike lengths, which may lie in pages.
+// Rung 17: rung 12 for caches of unequal lengths, which may be paged.
 //
-// Does    each CTA reads the lengths, and finds its part of the keys by them. No part has more keys than all of them divided by the
-//         number of parts that is wanted, 3 for each CTA that the device holds at once; those of a sequence are equally long. A
-//         sequence with fewer keys is one part, whose result is O. Others leave theirs in the workspace, and `merge_caches` finds
-//         them in the same way. The host knows no lengths: it launches as many CTAs as there may be parts, and a graph may be
-//         replayed with other lengths. The same lengths give the same bits. Keys may lie in pages of a multiple of 16: a row of
-//         `block_table` has a sequence's. A lane looks up the page of 16 keys, one tile ahead. Without a table a sequence is a page.
-// Gained  NOTES.md says what is expected.
+// Does    each CTA reads all lengths and derives its part of the keys from them. `wanted` is the number of parts, about 3 for each
+//         resident CTA. A part has at most the total of keys / `wanted`; the parts of a sequence are equally long. A sequence whose
+//         keys fit in one part writes O directly. Others write partial results to the workspace, where `merge_caches` finds them by
+//         the same rule. The host doesn't know the lengths: it launches as many CTAs as there can be parts, so that a graph may be
+//         replayed with other lengths. The same lengths give the same bits. A page has a multiple of 16 keys. A row of
+//         `block_table` has the page numbers of a sequence. Each lane looks up the page of 16 keys, one tile ahead. Without
+//         a table a sequence is one page.
+// Gained  NOTES.md has the expected gains.
 // Limits  each CTA reads all lengths, 32 at a time: with thousands of sequences that takes longer than 3 us. Other lengths in a
-//         batch split a sequence elsewhere, so that its bits may differ. Results are always merged by way of the workspace: one
-//         short cache takes about 2 us longer than in rung 12's clusters.
+//         batch split a sequence elsewhere, so that its bits may differ. Results are always merged through the workspace: one short
+//         cache takes about 2 us longer than in rung 12's clusters.
 #include "12_few.cu"
 
-constexpr int LEAST_TILES = 2;  // of a part, where the keys are more
+constexpr int LEAST_TILES = 2;  // of a part, if its sequence has as many
 
-// Where the keys of a sequence lie: a lane has the page of 16 of the next tile's.
+// The pages of a sequence: each lane holds the page number of 16 keys of the next tile.
 struct Pages {
-    const int* table;  // of the sequence; null: it is a page
+    const int* table;  // the sequence's row; null if it is one page
     Divisor size;
     int last, number;
     __device__ __forceinline__ void look_up(int first) {
@@ -25,7 +26,7 @@ struct Pages {
 };
 struct Apart { long long page, row; };
 
-// As rung 12's, where a page that isn't needed isn't read: its number may be anything.
+// As in rung 12, but pages that aren't needed aren't read: their numbers may be invalid.
 template <int KEYS, int D, int THREADS, typename T>
 __device__ __forceinline__ void load_keys(const Pages& pages, T* tile, const T* source, const Apart& apart, int first, int end,
                                           int thread) {
@@ -46,17 +47,17 @@ __device__ __forceinline__ void load_keys(const Pages& pages, T* tile, const T* 
 
 struct Part;
 
-// The problem of all sequences. `wanted` parts of the keys of a head of K and V are aimed at, over all sequences, each a number
-// of tiles of `tile_keys`. With a table, K and V begin with its pages, and their batches are no distance apart.
+// The problem for all sequences. `wanted` is about the number of parts for a head of K and V, over all sequences; each part is
+// whole tiles of `tile_keys` keys. With a table, the first dimension of K and V is the page, and their batch stride is 0.
 struct Caches : Packing {
     static constexpr bool BY_LENGTHS = true;
     long long k_page, v_page;
-    int batch, wanted, tile_keys, last_page;  // the last one of a sequence in the table
+    int batch, wanted, tile_keys, last_page;  // index of the last page in a row of the table
     Divisor page;
     __device__ __forceinline__ int tiles_of(const int* kv_lens, int sequence) const {
         return sequence < batch ? (keys_of(kv_lens, sequence) + tile_keys - 1) / tile_keys : 0;
     }
-    // The most tiles of a part. A warp reads the lengths.
+    // The most tiles of a part. The warp's lanes read the lengths.
     __device__ __forceinline__ int most(const int* kv_lens) const {
         int tiles = 0;
 #pragma unroll 1
@@ -67,7 +68,7 @@ struct Caches : Packing {
     __device__ __forceinline__ Part parts(const int* kv_lens, int head) const;
 };
 
-// The same of one of the parts: `clusters` of a head, each a CTA with `split_keys`.
+// One part, as rung 12's problem: its sequence has `clusters` parts for a head, each a CTA with `split_keys` keys.
 struct Part : Caches {
     const int* table;
     int head, number, first_slot;
@@ -89,7 +90,7 @@ struct Part : Caches {
     __device__ __forceinline__ Apart apart(bool values) const { return values ? Apart{v_page, v.row} : Apart{k_page, k.row}; }
 };
 
-// Of all parts, sequence by sequence, that with this number; `clusters` is 0 if there are fewer. All heads have each in turn.
+// The part of work item `item`: parts go sequence by sequence, and each has one item per head. `clusters` is 0 beyond the last.
 __device__ __forceinline__ Part Caches::part(const int* kv_lens, const int* block_table, int item) const {
     const int lane = threadIdx.x % 32, index = item / kv_heads, most = this->most(kv_lens);
     int before = 0, slots = 0;  // parts of earlier sequences, and those in the workspace
@@ -119,7 +120,7 @@ __device__ __forceinline__ Part Caches::part(const int* kv_lens, const int* bloc
     return none;
 }
 
-// The parts of a head, for what merges them.
+// The parts of a head, for the kernel that merges them.
 __device__ __forceinline__ Part Caches::parts(const int* kv_lens, int head) const {
     const int most = this->most(kv_lens), sequence = head / kv_heads;
     int slots = 0;
@@ -133,8 +134,8 @@ __device__ __forceinline__ Part Caches::parts(const int* kv_lens, int head) cons
     return part;
 }
 
-// q, o: (batch, heads, rows, D), k, v: the same or (pages, heads, rows, D), with any strides. A CTA for each tile of rows and part
-// of a head of K and V, and more.
+// q, o: (batch, heads, rows, D), k, v: the same or (pages, heads, rows, D), with any strides. Each tile of rows and part of
+// a head of K and V has a CTA; further CTAs end at once.
 template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
 __global__ void __launch_bounds__(32 * WARPS, CTAS)
 caches(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const int* block_table,

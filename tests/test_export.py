@@ -1,4 +1,4 @@
-"""The export of a run: what its files hold, and what it writes over."""
+"""The export of a run: the contents of its files, and the files that it overwrites."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def exported(tmp_path_factory):
 
 @pytest.fixture
 def copy(exported, tmp_path, monkeypatch):
-    """A copy of the export, where another one would be written."""
+    """A copy of the export, in the folder to which the next export is written."""
     monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
     monkeypatch.setenv("ATTNLAB_EXPORTS", os.fspath(tmp_path))
     return shutil.copytree(exported, tmp_path / RUN)

@@ -1,4 +1,4 @@
-"""The house: one source of truth for dependencies, a Makefile that says what it does, pages that are true of both."""
+"""The repository: one list of dependencies, a Makefile whose help is correct, and pages that agree with both."""
 
 import os
 import re
@@ -34,7 +34,7 @@ RUN_LIMIT, TREE_LIMIT = 4e6, 25e6
 
 
 def tracked() -> list[Path]:
-    """What git tracks; in a copy without git, what it would."""
+    """The files that git tracks, or would track in a copy without git."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0 and listed.stdout:
         return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
@@ -126,7 +126,7 @@ def fresh(tmp_path) -> Path:
 
 
 def driver(folder: Path, version: str) -> str:
-    """A `PATH` on which there is a driver of a version."""
+    """A `PATH` with an nvidia-smi that reports this driver version."""
     program(folder / "bin" / "nvidia-smi", f"echo {version}")
     return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
@@ -204,7 +204,7 @@ def example(page: str, language: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link to a heading of a page may end with, as GitHub names it."""
+    """The anchors of a page's headings, as GitHub names them."""
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, outside of the checkout: it finds its kernels, notebooks and tables there."""
+"""The wheel in a separate environment, outside of the checkout: it finds its kernels, notebooks and tables there."""
 
 import os
 import site
@@ -22,7 +22,7 @@ ALONE = ["--no-deps", "--no-index"]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> Path:
-    """An environment that holds the wheel alone, and finds everything else where these tests do."""
+    """An environment with only the wheel installed; it finds other packages in the environment of these tests."""
     folder = tmp_path_factory.mktemp("installed")
     build = [*PIP, "wheel", *ALONE, "--no-build-isolation", "--wheel-dir", folder, paths.ROOT]
     subprocess.run(build, check=True, capture_output=True)
@@ -38,13 +38,13 @@ def environment(tmp_path_factory) -> Path:
 
 
 def _without(*beginnings: str) -> dict[str, str]:
-    """The environment's variables but those that begin so."""
+    """The environment variables, without those whose names begin with one of these."""
     return {name: value for name, value in os.environ.items() if not name.startswith(beginnings)}
 
 
 @pytest.fixture
 def run(environment, tmp_path, monkeypatch):
-    """Run a program of the environment in a folder that holds nothing yet; returns what it printed."""
+    """A function that runs a program of the environment in an empty folder, and returns its output."""
 
     def run(program: str, *words: str) -> str:
         libraries = Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib")

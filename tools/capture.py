@@ -1,8 +1,8 @@
-"""Train a small language model on text that every machine has, and write the Q, K and V of its attention.
+"""Train a small language model on Python's own sources, and write the Q, K and V of its attention.
 
     PYTHONPATH=lib python tools/capture.py                # 3 minutes of training on a GPU.
     PYTHONPATH=lib python tools/capture.py --device cpu --layers 2 --width 128 --context 256 --minutes 1
-    PYTHONPATH=lib python tools/capture.py --save small   # and the model, as transformers loads it, for notebook 09
+    PYTHONPATH=lib python tools/capture.py --save small   # also saves the model for transformers, for notebook 09
 
 The text is the sources of Python's standard library with the help topics of pydoc, byte by byte. Every 50th file is
 held out, and the model reads the beginning of one of them. From an early, a middle and a late layer, the file has the 2
@@ -52,10 +52,10 @@ class Text(NamedTuple):
     """The text on which the model is trained and judged.
 
     Attributes:
-        trained: all bytes that it may learn from, one after the other.
-        held_out: windows of held-out bytes, ``(windows, context + 1)``; each begins with the last byte of the former.
+        trained: all training bytes, one after the other.
+        held_out: windows of held-out bytes, ``(windows, context + 1)``; each begins with the last byte of the previous.
         passage: the bytes on which Q, K and V are captured, ``(context,)``.
-        source: the file that the passage begins, relative to the standard library.
+        source: the file from whose beginning the passage is, relative to the standard library.
     """
 
     trained: Tensor
@@ -65,7 +65,7 @@ class Text(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The end of training: after a number of steps, or without one after a number of minutes."""
+    """The end of training: after a number of steps, or if that is not set, after a number of minutes."""
 
     minutes: float
     steps: int | None
@@ -81,7 +81,7 @@ class Head(NamedTuple):
     Attributes:
         deviation: their standard deviation over all pairs of a query and a key that it sees, in nats.
         largest: the largest of them, in nats.
-        first: the share of a query's weight that the first key gets, averaged over the queries.
+        first: the weight of the first key, averaged over the queries.
     """
 
     number: int
@@ -145,14 +145,14 @@ class Model(nn.Module):
         self._draw(layers)
 
     def forward(self, tokens: Tensor, seen: list[Tensor] | None = None) -> Tensor:
-        """The scores of the byte after each one, ``(batch, tokens, VOCABULARY)``; `seen` as in `Attention`."""
+        """The logits of the next byte at each position, ``(batch, tokens, VOCABULARY)``; `seen` as in `Attention`."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.rotation[:, : tokens.shape[1]], seen)
         return self.head(self.norm(x))
 
     def _draw(self, layers: int) -> None:
-        """Draw the matrices. Those that add to the residual stream start small, so that their sum over layers does."""
+        """Initialise the matrices. Those that add to the residual stream are small, as is their sum over layers."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 added = name.endswith(("attention.out.weight", "mlp.2.weight"))
@@ -200,7 +200,7 @@ def _size(model: Model) -> str:
 
 
 def usable(name: str) -> torch.device:
-    """The device of this name; ends the program with a line if it isn't here."""
+    """The device of this name; ends the program with a line if this machine doesn't have it."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -213,7 +213,7 @@ def usable(name: str) -> torch.device:
 
 
 def named(device: torch.device) -> str:
-    """The device as people call it: the GPU's name, or "CPU"."""
+    """The name of the device: the GPU's, or "CPU"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
@@ -294,7 +294,7 @@ def train(model: Model, text: Text, bound: Bound) -> tuple[int, float]:
 
 
 def optimizer_of(model: Model) -> torch.optim.Optimizer:
-    """AdamW, whose weight decay spares the norms."""
+    """AdamW, with no weight decay for the norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
     norms = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
@@ -309,7 +309,7 @@ def schedule(spent: float) -> float:
 
 
 def drawn(text: Text) -> Iterator[Tensor]:
-    """Batches of windows that begin anywhere in the bytes to learn from: ``(BATCH, context + 1)``."""
+    """Batches of windows from random positions in the training bytes: ``(BATCH, context + 1)``."""
     device = text.trained.device
     generator = torch.Generator(device).manual_seed(SEED)
     window = torch.arange(text.held_out.shape[1], device=device)
@@ -328,19 +328,19 @@ def bits_per_byte(model: Model, windows: Tensor) -> Tensor:
 
 
 def precision(device: torch.device) -> torch.autocast:
-    """Inside, matrix products and attention run in bfloat16 on a GPU, in float32 on the CPU."""
+    """A context in which matrix products and attention run in bfloat16 on a GPU, in float32 on the CPU."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 @torch.no_grad()
 def judged(model: Model, windows: Tensor) -> float:
-    """As `bits_per_byte`, for windows that may be more than memory holds at once, without gradients."""
+    """As `bits_per_byte`, without gradients, in batches that fit into memory."""
     total = sum(bits_per_byte(model, batch).item() * len(batch) for batch in windows.split(BATCH))
     return total / len(windows)
 
 
 def as_transformers(model: Model, context: int) -> Any:
-    """The same model as transformers has it: a Llama whose MLP has no gate."""
+    """The same model in transformers: a Llama whose MLP has no gate."""
     import transformers  # nothing else here needs it
 
     width, layers = model.embedding.embedding_dim, len(model.blocks)
@@ -416,12 +416,12 @@ def selected(layers: list[Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def chosen_layers(layers: int) -> dict[str, int]:
-    """The layers that are written, by name; layers count from 0."""
+    """The numbers of the layers to write, from 0, by name."""
     return {"early": 1, "middle": layers // 2, "late": layers - 1}
 
 
 def described(queries: Tensor, keys: Tensor) -> list[Head]:
-    """The spread of each head's logits, from Q and K ``(heads, tokens, head_dim)``."""
+    """Statistics of each head's logits, from Q and K ``(heads, tokens, head_dim)``."""
     return [_described(number, q.float(), k.float()) for number, (q, k) in enumerate(zip(queries, keys, strict=True))]
 
 
@@ -494,7 +494,7 @@ def _width(text: str) -> int:
 
 
 def _whole(text: str, least: int, divisor: int = 1) -> int:
-    """The whole number that a text says, if it isn't too small and is a multiple."""
+    """Parse a whole number of at least `least` that is a multiple of `divisor`."""
     with suppress(ValueError):
         value = int(text)
         if value >= least and value % divisor == 0:

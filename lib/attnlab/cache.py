@@ -17,9 +17,9 @@ from attnlab.base import files, paths
 from attnlab.runs import schema
 
 SOURCES = ("stats.py", "frames.py", "profile.py", "base/rules.py", "runs/checks.py", "runs/tables.py")
-"""The files whose change makes every kept frame useless."""
+"""A change to one of these files invalidates every kept frame."""
 MOST_KEPT = 60
-"""The number of files that are kept per run, the newest."""
+"""The most files that are kept per run; older ones are deleted."""
 
 
 def kept(run: str, what: str, *content: pd.DataFrame, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
@@ -40,7 +40,7 @@ def is_marked(run: str, what: str) -> bool:
 
 
 def mark(run: str, what: str) -> None:
-    """Record that the words are true of a run."""
+    """Record for `is_marked` that the words `what` are true of a run."""
     _write(_file(run, what), pd.DataFrame())
 
 
@@ -55,7 +55,7 @@ def _file(run: str, what: str) -> Path | None:
 
 
 def _key() -> bytes:
-    """This user's key, made at first use; empty where it can't be kept."""
+    """This user's key, made at first use; empty if it can't be saved."""
     try:
         file = paths.cache() / "frames.key"
         if not file.is_file():
@@ -68,7 +68,7 @@ def _key() -> bytes:
 
 
 def _write(file: Path | None, frame: pd.DataFrame) -> None:
-    """Keep a frame; a folder that takes no file keeps none."""
+    """Write a frame to its file, if the folder is writable."""
     if file is None:
         return
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`attnlab.measure`, `attnlab.check` and `make measure`: from functions of a cell, or a study, to a run."""
+"""`attnlab.measure`, `attnlab.check` and `make measure`: measure a cell's functions, or a study, and save a run."""
 
 import os
 import pickle
@@ -39,23 +39,23 @@ def measure(
     run: str | None = None,
     device: str = "auto",
 ) -> schema.Run:
-    """Check and time functions in turns, by the same rounds, checks and clocks as ``make measure``.
+    """Check functions and time them in turns, with the same rounds, checks and clocks as ``make measure``.
 
-    Each replicate is a separate process, to which functions travel by cloudpickle.
+    Each replicate is a separate process, to which cloudpickle sends the functions.
 
     Args:
-        implementations: functions ``(q, k, v, causal, scale=None) -> o`` by the names that the frames have: of cells,
-            or of `sdpa`, `peer` and `kernel`. They need the one that `baseline` names.
-        timings: such as ``device warm`` or ``eager cold``; by default the former on a GPU, ``eager warm`` on a CPU.
-        samples: of each timing, implementation and shape in a replicate.
-        run: a name in ``data/`` under which the run is kept; by default nothing is left there.
+        implementations: functions ``(q, k, v, causal, scale=None) -> o`` by their names in the frames: your own, or
+            those of `sdpa`, `peer` and `kernel`. The one that `baseline` names must be among them.
+        timings: e.g. ``device warm`` or ``eager cold``; by default ``device warm`` on a GPU, ``eager warm`` on a CPU.
+        samples: the number for each timing, implementation and shape in a replicate.
+        run: a name in ``data/`` under which the run is kept; by default it is not kept.
         device: ``auto``, ``cuda`` or ``cpu``.
 
     Returns:
         The run as `load` gives it. Cases that failed a check are in `cases`, with the reason.
 
     Raises:
-        UserError: a function that can't travel; names, shapes or timings that can't be measured; or measuring was cut
+        UserError: a function can't be pickled; names, shapes or timings can't be measured; or the measurement was cut
             off, as ``make measure`` says.
     """
     from attnlab import frames  # which no other command needs to begin
@@ -74,7 +74,7 @@ def measure(
 
 
 def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -> pd.DataFrame:
-    """Hold a function to the float64 oracle on inputs that it has not seen, in this process: a row per check.
+    """Compare a function with the float64 oracle on inputs that it has not seen, in this process: a row per check.
 
     Columns: implementation, the axes; inputs, the input distribution; route (a call, or a CUDA graph); max_error
     and mean_error with their limits; passed; and fault, the reason if not. A shape that it does not serve has one row.
@@ -147,7 +147,7 @@ def _study(
 
 
 def _name(label: str, attention: Attention) -> str:
-    """The name of a function in a study: its own where that is enough, else ``python.cell.<label>``."""
+    """The name of a function in a study: its own if it has one there, else ``python.cell.<label>``."""
     named = getattr(attention, "name", "") if hasattr(attention, "implementation") else ""
     if "." in named:
         return str(named)
@@ -172,7 +172,7 @@ def _module(own: Mapping[str, Attention]) -> str:
 
 @contextmanager
 def _data_in(folder: Path) -> Iterator[None]:
-    """Inside, runs are kept in this folder; dispatch tables and captured values stay where they are."""
+    """A context in which runs are kept in this folder; dispatch tables and captured values stay in theirs."""
     before, own = os.environ.get("ATTNLAB_DATA"), {"dispatch": paths.dispatch(), "captured": paths.data() / "captured"}
     folder.mkdir()
     for part, there in own.items():
@@ -186,7 +186,7 @@ def _data_in(folder: Path) -> Iterator[None]:
 
 
 def _labelled(run: schema.Run, labels: Mapping[str, str]) -> schema.Run:
-    """A run in which implementations have these labels, in place of the names in its study."""
+    """A copy of a run in which these labels replace the implementations' names."""
     names = {**labels, **{control(name): control(label) for name, label in labels.items()}}
     study = run.manifest["study"]
     renamed = {"implementations": [*map(labels.get, study["implementations"])], "baseline": labels[study["baseline"]]}
@@ -212,7 +212,7 @@ def measured(
     Args:
         name: the run to begin or to continue; empty to continue one of this study that was cut off, or else begin one.
         long: whether a new run may take longer than a day.
-        gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
+        gpus: the number of GPUs of this host to use, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
         stated: the user's STUDY, the name of a study or a path; default the study's name.
     """
@@ -253,14 +253,14 @@ def measured(
 
 
 def tuned() -> Path:
-    """Tune `kernel.best` for the GPU that is here; returns the file of the choices."""
+    """Tune `kernel.best` for this machine's GPU; returns the file of the choices."""
     with _installed():
         from attnlab.measuring.session import tune
     return tune.tune()
 
 
 def default_study(device: str, cluster: bool = False) -> str:
-    """The study that `make measure` measures where ``auto``, ``cuda`` or ``cpu`` is stated, here or on a cluster."""
+    """The study that `make measure` measures by default on ``auto``, ``cuda`` or ``cpu``, here or on a cluster."""
     if cluster:
         return "cpu" if device == "cpu" else "gpu"
     return "gpu" if _here(device)["kind"] == "cuda" else "cpu"
@@ -284,7 +284,7 @@ def _here(kind: str) -> dict[str, Any]:
 
 @contextmanager
 def _installed(what: str = "", how: str = "") -> Iterator[None]:
-    """Inside, the half that measures is imported; rendering a recorded run needs none of it, nor torch."""
+    """A context that raises UserError if a package that measuring needs, such as torch, is not installed."""
     try:
         yield
     except ImportError as error:

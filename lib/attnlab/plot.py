@@ -1,7 +1,7 @@
-"""Figures of tidy frames: a frame and the names of its columns in, a matplotlib Figure out.
+"""Figures of tidy frames: functions take a frame and the names of its columns, and return a matplotlib Figure.
 
-An implementation has one colour and one marker in all figures (Okabe and Ito 2008, whose colours the colour-blind tell
-apart). A figure is 5 in wide and grows downward, so that its text reads on a phone and in print.
+An implementation has one colour and one marker in all figures (from Okabe and Ito 2008, whose colours the colour-blind
+tell apart). A figure is 5 in wide and grows downward, so that its text is legible on a phone and in print.
 """
 
 import io
@@ -51,14 +51,14 @@ PURPLES = ("#C9B3E6", "#B79DDB", "#A588D0", "#9372C5", "#815DBA", "#6A3FA0", "#5
 LOOKS |= {f"kernel.{name}": (colour, mark) for name, colour, mark in zip(LADDER, PURPLES, "ph<>d*8D", strict=True)}
 """Colour and marker of an implementation; the ladder of kernels goes from light to dark."""
 OTHERS = (("#C938FA", "x"), ("#05C705", "+"), ("#FA3838", "1"), ("#8EB946", "2"), ("#5B3894", "3"), ("#FA38C9", "4"))
-"""For implementations without a look, in the order of their names."""
+"""Colours and markers of implementations that `LOOKS` lacks, in the order of their names."""
 SUBJECTS = ("implementation", "candidate", "baseline")
 LETTERS = {"batch": "B = ", "heads": "H = ", "seq_len": "S = ", "head_dim": "D = "}
 RATIO_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
 
 
 class NotebookFigure(Figure):
-    """A matplotlib Figure that a notebook shows once, as SVG with its alt text, where a cell ends in it.
+    """A matplotlib Figure that a notebook shows once, as SVG with its alt text, if it is a cell's last expression.
 
     `alt` describes the figure for readers that can't see it; it may be replaced.
     """
@@ -92,10 +92,10 @@ def lines(
     log: str = "x",
     colours: Mapping[Any, str] | None = None,
 ) -> NotebookFigure:
-    """A line for each value of `hue`, in a panel for each value of `col`. Up to 4 have labels in place of a legend.
+    """A line for each value of `hue`, in a panel for each value of `col`. Up to 4 lines have labels and no legend.
 
     Args:
-        x: numbers; or texts, whose marks are not joined, in their order in the frame.
+        x: a column of numbers, or of texts. Marks of texts are not joined, and keep the order of the frame.
         low, high: columns with the ends of the intervals of y, drawn as bars.
         log: the logarithmic axes: "x", "y", "xy" or "".
         colours: by value of `hue`, in place of the usual ones.
@@ -319,7 +319,7 @@ def _scale(axis: Any, name: str, values: pd.Series, is_log: bool) -> None:
 
 
 def _label_ends(axes: Axes, ends: pd.Series, looks: Mapping[Any, dict[str, Any]]) -> None:
-    """Write the last value of each line, in the last column with its name; labels that would touch move apart."""
+    """Write the last value of each line, and in the last column its name; labels that would touch move apart."""
     ends, spec = ends.sort_values(), axes.get_subplotspec()
     heights = (axes.transData - axes.transAxes).transform([(1, value) for value in ends])[:, 1]
     gap = 0.06 if spec.get_gridspec().ncols == 1 else 0.085  # type: ignore[union-attr]
@@ -332,7 +332,7 @@ def _label_ends(axes: Axes, ends: pd.Series, looks: Mapping[Any, dict[str, Any]]
 
 
 def _label_ticks(grid: Sequence[Axes], places: Sequence[float], texts: Sequence[str], turns: bool, room: float) -> None:
-    """A tick at each place of the horizontal axis; a label only where it doesn't touch the one before, or turned."""
+    """Set a tick at each place of the x axis. Labels that would touch are left out, or all are turned by 40°."""
     inches = (WIDTH - 0.9 - room) / grid[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
     at = grid[0].xaxis.get_transform().transform(np.asarray(places, float))
     at, end, shown = inches * (at - at[0]) / ((at[-1] - at[0]) or 1), -1.0, []

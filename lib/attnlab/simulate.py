@@ -1,7 +1,7 @@
-"""How often the inference is wrong: simulated latencies whose true median is known, through the same code as a run.
+"""Measure how often the inference errs: simulated latencies with a known median go through the code of a run.
 
-Samples are of 6 kinds, in 1 or 3 replicates or 5 on 3 cards, from processes that are alike or differ. 2 implementations
-take turns in rounds, as in a run. `python -m attnlab calibrate` writes the result to data/reference/calibration.csv.
+Samples have 6 distributions, in 1 or 3 replicates or 5 on 3 cards, from processes that are alike or differ. In a
+round, 2 implementations take turns. `python -m attnlab calibrate` writes the result to data/reference/calibration.csv.
 """
 
 import os
@@ -24,20 +24,20 @@ from attnlab.base.files import write_atomically
 from attnlab.stats import Array
 
 MEDIAN_US = 50.0
-"""The baseline's latency; each simulation adds up to a tick, so that ticks fall anywhere."""
+"""The baseline's latency; each simulation adds up to one tick at random, so that no median is at a tick."""
 ROUNDS = {1: 100, 3: 24, 5: 16}
-"""Rounds by replicates: several have those of published runs; a single one needs more to show dependence."""
+"""Rounds by number of replicates: 3 and 5 have those of published runs; 1 needs more to show dependence."""
 CARDS = (2, 4)
-"""Of 5 replicates, the first on each further card: most shapes of the published run were measured on 3 cards."""
+"""The first of 5 replicates on the second and on the third card; the published run has 3 at most shapes."""
 REPLICATES = tuple(ROUNDS)
 PROCESSES = ("alike", "differ")
 EFFECTS = (0.02, 0.05, 0.10)
 SIMULATIONS = 2000
 POWER_SIMULATIONS = 500
 RESAMPLES = {1: 1000, 3: 200, 5: 200}
-"""Resamples by replicates: with several, only the least length of an interval comes from them."""
+"""Resamples by number of replicates: with 3 and 5, they decide only the least length of an interval."""
 SEED = 42
-"""Simulation i of a cell draws from default_rng([SEED, cell, i]): any part can be run again."""
+"""Simulation i of a cell draws from default_rng([SEED, cell, i]), so that any part can be repeated."""
 
 COVERED, RATIO_COVERED = "median covered", "ratio covered"
 WRONG, CLAIMED, EQUIVALENT = "faster or slower", "claimable", "equivalent"
@@ -62,8 +62,8 @@ Cdf: TypeAlias = Callable[[Array], Array]
 class SampleKind(NamedTuple):
     """A distribution of latencies, relative to their centre.
 
-    `draw` gives samples of a size (2, replicates, rounds) of both sides, round by round; `cdf` the share of samples,
-    over all rounds, that are not greater than a value; `tick_us` is the step of the clock, 0 for none.
+    `draw` gives samples of the shape (2, replicates, rounds) for both sides; `cdf` gives the share of samples, over all
+    rounds, that are not greater than a value; `tick_us` is the step of the clock, 0 for none.
     """
 
     name: str
@@ -73,7 +73,7 @@ class SampleKind(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A row of the table: a kind of samples, the number of replicates, and whether their processes are alike."""
+    """A row of the table: a distribution of samples, the number of replicates, and whether processes are alike."""
 
     kind: SampleKind
     replicates: int
@@ -135,7 +135,7 @@ CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
 
 
 class Simulated(NamedTuple):
-    """A run of 2 implementations: the baseline's true median over rounds and processes in us, and its samples
+    """A run of 2 implementations: the baseline's true median over rounds and processes in µs, and its samples
     (replicates, rounds). For each effect, it has samples of a candidate with the same noise."""
 
     median_us: float
@@ -192,7 +192,7 @@ def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> di
 
 
 def power(effect: float) -> str:
-    """The table's name of the share of candidates, faster by an effect, that were called faster."""
+    """The table's name for the share of candidates that were judged faster, if they are faster by this effect."""
     return f"faster by {100 * effect:.0f} % found"
 
 
@@ -201,7 +201,7 @@ def _part(cell: int, first: int, last: int, effects: tuple[float, ...]) -> pd.Da
 
 
 def tidy(cell: Cell, outcomes: pd.DataFrame) -> pd.DataFrame:
-    """A row per measure: the share of simulations in which it came true, and its binomial standard error."""
+    """A row per outcome: the share of simulations that have it, and the binomial standard error of that share."""
     shares, counts = outcomes.astype(float).mean(), outcomes.notna().sum()
     rows = pd.DataFrame({"value": shares, "standard_error": np.sqrt(shares * (1 - shares) / counts)})
     rows = rows.assign(simulations=counts, kind=cell.kind.name, replicates=cell.replicates, processes=cell.processes)
@@ -221,7 +221,7 @@ def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIO
 
 
 def path() -> Path:
-    """The file of the table that the report shows."""
+    """The file of the calibration table, which the report shows."""
     return paths.REFERENCE / "calibration.csv"
 
 

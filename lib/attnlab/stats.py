@@ -1,4 +1,4 @@
-"""Inference on latencies: arrays in, small frozen results out.
+"""Inference on latencies: functions take arrays and return small frozen results.
 
 *Samples* are a 1-D array of one replicate, or a sequence of arrays, one for each independent block. A block is a
 replicate, or a card with its replicates as rows. Latencies are in microseconds throughout attnlab; nothing here depends
@@ -28,10 +28,10 @@ Side: TypeAlias = list[Array]
 """One side of a comparison: an array for each block."""
 Decision = Literal["faster", "slower", "equivalent", "inconclusive"]
 STRETCHES = 5
-"""Blocks that a single replicate is cut into if its samples resemble their neighbours."""
+"""Blocks into which a single replicate is cut if its samples are autocorrelated."""
 SHORTEST_STRETCH = 4
 LAG1_LIMIT = NormalDist().inv_cdf(0.99)
-"""Independent samples are taken for dependent in 1 % of tests."""
+"""Tests take independent samples for dependent in 1 % of cases."""
 MOST_EXACT = 8
 """Samples on one side up to which scipy's Mann-Whitney test is exact."""
 VALUES_AT_ONCE = 2**22
@@ -113,7 +113,7 @@ def _pooled(samples: Samples) -> Array:
 
 
 def _special(name: str, *arguments: float) -> float:
-    """A function of scipy.special, imported at its first call: a page of kept frames needs none."""
+    """A function of scipy.special, imported at its first call: a page with cached frames doesn't need scipy."""
     import scipy.special
 
     return float(getattr(scipy.special, name)(*arguments))
@@ -161,7 +161,7 @@ def _ranks(values: Array) -> Array:
 
 
 def resembles_neighbours(samples: Array) -> bool:
-    """Whether samples, in the order taken, are more like their neighbours than chance allows.
+    """Whether samples, in the order taken, are autocorrelated.
 
     The test compares the lag-1 correlation of their ranks (outliers hide nothing) with a normal law of variance 1/n. It
     is one-sided at 1 % (Wald & Wolfowitz 1943, Annals of Mathematical Statistics 14:378). The answer is no for fewer
@@ -180,10 +180,10 @@ def _lag1(samples: Array) -> float:
 def independent_blocks(sides: Sequence[Side], paired: bool) -> list[Side] | None:
     """Each side in blocks that may be taken for independent; None if its samples may be taken one by one.
 
-    Several replicates are blocks. A single replicate whose samples resemble their neighbours is cut into STRETCHES
+    Several replicates are blocks. A single replicate whose samples are autocorrelated is cut into STRETCHES
     stretches of equal length (batching: Schmeiser 1982, Operations Research 30:556; for quantiles Nakayama 2014, ACM
-    TOMACS 24(4)). Of 100 samples with a lag-1 correlation of 0.7, 5 stretches cover 93 % of the time, single samples
-    65 %. Paired sides are cut alike.
+    TOMACS 24(4)). For 100 samples with a lag-1 correlation of 0.7, intervals from 5 stretches cover the true median in
+    93 % of cases, those from single samples in 65 %. Paired sides are cut alike.
     """
     single = [side[0] for side in sides if len(side) == 1]
     if len(single) == len(sides):
@@ -293,14 +293,14 @@ def bootstrap_ci(
 ) -> Interval:
     """The median of all samples with its interval, in their unit.
 
-    One replicate of samples that don't resemble their neighbours: the percentile bootstrap (Efron & Tibshirani 1993,
-    section 13.3). One replicate whose samples do: Student's t over 5 stretches of it. Several replicates or cards:
-    Student's t over the logarithms of their medians. All samples of a process share its state (addresses, clocks,
-    temperature). So a replicate counts once, with any number of samples (Kalibera & Jones 2013, Rigorous benchmarking
-    in reasonable time, ISMM).
+    One replicate of independent samples: the percentile bootstrap (Efron & Tibshirani 1993, section 13.3). One
+    replicate of autocorrelated samples: Student's t over 5 stretches of it. Several replicates or cards: Student's t
+    over the logarithms of their medians. All samples of a process share its state (addresses, clocks, temperature). So
+    a replicate counts once, with any number of samples (Kalibera & Jones 2013, Rigorous benchmarking in reasonable
+    time, ISMM).
 
     The interval includes the estimate and is no narrower than `tick`, the step of the clock. Medians of quantised
-    samples repeat, and a bootstrap of them would claim a precision that the clock doesn't have.
+    samples repeat, so that a bootstrap of them would be narrower than the clock's precision.
 
     Raises ValueError: bad samples, confidence outside (0, 1), resamples < 1, tick < 0.
     """
@@ -330,8 +330,8 @@ def ratio_ci(
 
     `paired`: sample i of block b of the baseline belongs to sample i of block b of the candidate. Rounds that
     interleave share the machine's drift (Efron & Tibshirani 1993, section 9.5). Blocks give Student's t of the
-    logarithm of the ratio of their medians; unpaired blocks give Welch's. Independent samples give the percentile
-    bootstrap. The interval is no narrower than 2 medians, each a tick wide, allow.
+    logarithm of the ratio of their medians; unpaired blocks give Welch's t. Independent samples give the percentile
+    bootstrap. The interval is no narrower than the one that medians known to within a tick give.
 
     Raises ValueError: as `bootstrap_ci`; samples that are not positive; paired samples of different lengths.
     """
@@ -343,9 +343,9 @@ def smallest_effect(
 ) -> float:
     """The smallest effect that the comparison of the baseline with itself (A/A) lets a run detect.
 
-    A fraction: 0.01 is a median 1 % apart. It is the larger of 2. One is the effect that a test at level ALPHA finds
-    with probability POWER: (t(1 - ALPHA/2) + t(POWER)) standard errors of the log ratio (Bloom 1995, Minimum detectable
-    effects, Evaluation Review 19:547). The other is the end of the A/A interval that is farther from 1.
+    The effect is a fraction: 0.01 is medians 1 % apart. It is the larger of 2 numbers. One is the effect that a test at
+    level ALPHA finds with probability POWER: (t(1 - ALPHA/2) + t(POWER)) standard errors of the log ratio (Bloom 1995,
+    Minimum detectable effects, Evaluation Review 19:547). The other is the end of the A/A interval farther from 1.
 
     Raises ValueError: as `ratio_ci`.
     """
@@ -399,8 +399,8 @@ def hedges_g(baseline: Samples, candidate: Samples) -> float:
 def mann_whitney(baseline: Samples, candidate: Samples) -> RankTest:
     """Mann-Whitney's U of the baseline, ties counted half, and its 2-sided p-value (Mann & Whitney 1947).
 
-    scipy's: exact up to 8 samples on one side without ties, else normal, corrected for ties and continuity. Replicates
-    are pooled: the p-value takes samples for independent, which `difference_pvalue` does not.
+    As scipy's: exact up to 8 samples on one side without ties, else normal, corrected for ties and continuity.
+    Replicates are pooled: the p-value assumes independent samples, unlike `difference_pvalue`.
     """
     b, c = _pooled(baseline), _pooled(candidate)
     if np.ptp(np.concatenate([b, c])) == 0:
@@ -420,11 +420,11 @@ def mann_whitney(baseline: Samples, candidate: Samples) -> RankTest:
 
 
 def difference_pvalue(baseline: Samples, candidate: Samples, paired: bool = False) -> float:
-    """The p-value of no difference on which a verdict rests.
+    """The p-value of no difference, which decides a verdict.
 
-    Independent samples: Mann-Whitney's. Blocks: the largest of 3 p-values, which errs no more often than the right
-    one (Berger 1982, Technometrics 24:295): Mann-Whitney's; the t test of Cliff's delta over blocks; and the t test of
-    the log ratio of the blocks' medians, whose interval `ratio_ci` gives.
+    Independent samples have Mann-Whitney's. Blocks have the largest of 3 p-values, which errs no more often than the
+    right one (Berger 1982, Technometrics 24:295): Mann-Whitney's; that of the t test of Cliff's delta over blocks; and
+    that of the t test of the log ratio of the blocks' medians, whose interval `ratio_ci` gives.
 
     Raises ValueError: bad samples, samples that are not positive.
     """
@@ -487,7 +487,7 @@ def quantile_ci(samples: Samples, p: float) -> Interval | None:
 def _order_statistics(n: int, p: float) -> tuple[int, int]:
     """The places, from 0, of the 2 ends among n ordered samples; outside of them if there are too few.
 
-    Those of scipy.stats.quantile_test, without that import, which takes 2 s of CPU.
+    They equal those of scipy.stats.quantile_test, whose import takes 2 s of CPU.
     """
     import scipy.special
 
@@ -505,10 +505,10 @@ def lag1(samples: Samples) -> float:
 
 
 def effective_n(n: int, lag1: float) -> float:
-    """How many independent samples tell as much: n (1 - r) / (1 + r), r = max(lag1, 0); never more than n.
+    """The effective sample size n (1 - r) / (1 + r), r = max(lag1, 0); never more than n.
 
     For a first-order autoregression (Bayley & Hammersley 1946, Supplement to the Journal of the Royal Statistical
-    Society 8:184). A negative r is taken for noise: it would promise more samples than there are.
+    Society 8:184). A negative r counts as noise: it would give more samples than there are.
     """
     r = max(lag1, 0.0)
     return n * (1 - r) / (1 + r)
@@ -526,7 +526,7 @@ def verdict(
     pvalue: float | None = None,
     smallest_effect: float = 0.0,
 ) -> Verdict:
-    """Whether the candidate is faster than the baseline, and whether that may be claimed.
+    """The verdict: whether the candidate is faster than the baseline, and whether that may be claimed.
 
     The order of the tests:
 

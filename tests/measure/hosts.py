@@ -1,7 +1,7 @@
 """A scheduler and workers of a cluster, as on several hosts: each is a fork of the server of forks.py.
 
-The processes that measure on a worker are forks too, of multiprocessing's fork server, which is forked before Dask
-starts its threads. They may do wrong, as the functions of a job here do.
+The processes that measure on a worker are forks of multiprocessing's fork server, which is forked before Dask starts
+its threads. Functions of a job here make these processes fail in several ways.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from attnlab.measuring.session.subject import Job
 from attnlab.runs import write
 
 FLAGS, GO_ON = "ATTNLAB_TEST_FLAGS", "go on"
-"""The folder of flags, files that say what has happened once already; and the flag for which `waits` waits."""
+"""The folder of flags, files that record events of a test; and the flag for which `waits` waits."""
 BAD, FAULT = 32, "CUDA error: an illegal memory access was encountered"
-"""The length at which the device fails, and how."""
+"""The sequence length at which the device fails, and the error."""
 add = write.add_part
 
 
 def scheduler(file: str) -> None:
-    """A scheduler, whose address the file says."""
+    """Serve a scheduler that writes its address to this file."""
     _serve(distributed.Scheduler, host="127.0.0.1", dashboard_address=":0", scheduler_file=file)
 
 
 def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
-    """A worker, without a run folder that it could share with the client, whose surveys are quick.
+    """Serve a worker that shares no run folder with the client and measures its ceilings quickly.
 
     Args:
-        path: where Python looks for packages first; ``bare`` if it finds no attnlab.
+        path: the first folder in which Python looks for packages; ``bare`` hides attnlab's worker.
     """
     os.environ |= {"ATTNLAB_DATA": "/nowhere", FLAGS: flags}
     if path == "bare":
@@ -56,7 +56,7 @@ def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
 
 
 def waiting() -> None:
-    """Have the processes of this client take a shape at a time, and wait among the samples of a second one."""
+    """Make the processes of this client take 1 shape at a time, and wait amid the samples of the second shape."""
     clusters.PIECE_SHAPES, working.take = 1, waits
 
 
@@ -85,12 +85,12 @@ def _forked(environment: dict[str, str]) -> Executor:
 
 
 def fails_once(job: Job) -> None:
-    """The first card that reaches a length fails there, as after a candidate's illegal access."""
+    """The first card that reaches the length `BAD` fails there, as after a candidate's illegal access."""
     (working.measure if _happened("failed") else fails_always)(job)
 
 
 def fails_always(job: Job) -> None:
-    """Every card fails at a length."""
+    """Every card fails at the length `BAD`."""
 
     def failing(name, table, key, rows) -> None:
         if table == "samples" and rows["seq_len"].iloc[0] == BAD:
@@ -103,7 +103,7 @@ def fails_always(job: Job) -> None:
 
 
 def dies_once(job: Job) -> None:
-    """The first process that is to measure a length is killed."""
+    """The first process with the length `BAD` in its job is killed."""
     if BAD in [shape.seq_len for shape in job.shapes] and not _happened("died"):
         (_flags() / "died").touch()
         os._exit(9)
@@ -117,13 +117,13 @@ def kills_its_worker(job: Job) -> None:
 
 
 def slowly(job: Job) -> None:
-    """Measure, and take a while over each block."""
+    """Measure, with a pause of 0.2 s at each block of rows."""
     write.add_part = lambda *block: (add(*block), time.sleep(0.2))
     working.measure(job)
 
 
 def waits(job: Job) -> None:
-    """Measure, and among the samples of a second shape wait until a flag says to go on."""
+    """Measure, and wait amid the samples of a second shape for the flag `GO_ON`."""
 
     def waiting(name: str, table: str, *block: object) -> None:
         add(name, table, *block)
@@ -135,7 +135,7 @@ def waits(job: Job) -> None:
 
 
 def meets(job: Job, patience_s: float = 60) -> str:
-    """Say that one is there, a replicate as part b, and wait for a second; a replicate then is measured."""
+    """Set a flag for this part (a replicate is part b), wait for that of a second part, then measure any shapes."""
     (_flags() / (job.part or "part b")).touch()
     while len(list(_flags().glob("part *"))) < 2 and patience_s > 0:
         time.sleep(0.05)

@@ -1,7 +1,7 @@
 """A model of kernels/jobs.cuh and 15_ragged.cu: pipeline, barriers and tile schedulers, run by agents in random order.
 
-What TMA brings comes late and out of order, within a delay that is drawn at random. Each agent is a generator that
-yields wherever a thread may be held up. The model knows which tile every stage holds, which the GPU does not say.
+TMA loads arrive out of order, after a random delay. Each agent is a generator that yields wherever a thread may wait.
+The model knows the tile in every stage, which a GPU doesn't report.
 """
 
 import random
@@ -19,12 +19,12 @@ Agent = Iterator[None]
 
 
 class Wrong(Exception):
-    """A consumer found another tile than its own, or everybody waits for good."""
+    """A consumer found another tile than its own, or all agents are deadlocked."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An instance and its problem, as `Plan`, `Problem` and `TileScheduler` hold them; the CTA is one of `grid`."""
+    """An instance and its problem, with the fields of `Plan`, `Problem` and `TileScheduler`; `cta` of `grid` CTAs."""
 
     keys: int
     stages: int
@@ -42,27 +42,27 @@ class Plan:
 
     @property
     def passes_per_head(self) -> int:
-        """Passes of a head."""
+        """The number of passes of a head."""
         return ceil(self.blocks / self.jobs_per_pass)
 
     @property
     def skips(self) -> bool:
-        """Whether a consumer may have less to do in a pass than another."""
+        """Whether a consumer may have fewer tiles in a pass than another."""
         return self.causal or self.jobs_per_pass < self.consumers or bool(self.blocks % self.jobs_per_pass)
 
     @property
     def whole(self) -> int:
-        """Passes that a CTA takes whole: those of the last round may be shared out."""
+        """The number of passes that aren't split: without a mask, passes of an incomplete last round are."""
         passes = self.passes_per_head * self.heads
         return passes if self.causal else passes - passes % self.grid
 
     @property
     def shares(self) -> int:
-        """Shares of each pass of the last round."""
+        """The number of shares of each pass of the last round."""
         return 1 if self.causal else problem.shares(self.passes_per_head * self.heads, self.grid, self.jobs_per_pass)
 
     def passes(self) -> Iterator[tuple[int, int, int]]:
-        """Head, first and last block of each pass of the CTA, or of its share of one, which may have no block."""
+        """The head, first and last block of each pass of the CTA, or share of a pass. A share may have no block."""
         count = self.whole + (self.passes_per_head * self.heads - self.whole) * self.shares
         step = problem.step(self.passes_per_head * self.heads, self.grid)
         for round_ in range(count):
@@ -73,33 +73,33 @@ class Plan:
             yield self._work_tile(index)
 
     def jobs(self) -> Iterator[tuple[int, int]]:
-        """Head and block of each job of the CTA, pass by pass."""
+        """The head and block of each job of the CTA, pass by pass."""
         for head, first, last in self.passes():
             yield from ((head, block) for block in range(max(first, 0), last + 1))
 
     def tiles(self, block: int) -> int:
-        """The tiles that a block sees."""
+        """The number of tiles of keys that a block of queries sees."""
         keys = self.earlier + 64 * (block + 1 if self.causal else self.blocks)
         return ceil(keys / self.keys)
 
     def pass_tiles(self, first: int, last: int) -> int:
-        """The tiles that a pass needs."""
+        """The number of tiles that a pass loads."""
         return 0 if first > last else self.tiles(last)
 
     def users(self, tile: int, first: int, last: int) -> int:
-        """How many blocks of a pass see a tile."""
+        """The number of blocks of a pass that see a tile."""
         begin = max(first, 0, self.keys * tile - self.earlier >> 6) if self.causal else first
         return last + 1 - begin
 
     def block(self, first: int, last: int, index: int) -> int | None:
-        """The block of a job of a pass; None if there is no such job."""
+        """The block of the job with this index in a pass; None if there is no such job."""
         around = index // self.consumers
         order = (2 * around + 1) * self.consumers - 1 - index if around % 2 else index
         block = first + (self.jobs_per_pass - 1 - order if self.causal else index)
         return block if 0 <= block <= last else None
 
     def following(self, index: int) -> int:
-        """The first job of a consumer in a pass, from the one after its last in the pass before."""
+        """The index of a consumer's first job in the next pass; `index` is the one after its last in this pass."""
         to_and_fro = self.causal and self.jobs_per_pass == self.consumers
         return 2 * self.consumers - 1 - index if to_and_fro else index - self.jobs_per_pass
 
@@ -122,7 +122,7 @@ class Plan:
 
 @dataclass
 class Barrier:
-    """An mbarrier: a phase ends when all have arrived and all bytes have come. `wait` knows phases by parity alone."""
+    """An mbarrier: a phase ends when all threads and all bytes have arrived. `wait` takes only a phase's parity."""
 
     expected: int
     phase: int = 0
@@ -154,7 +154,7 @@ class Barrier:
 
 @dataclass
 class Job:
-    """A job as it is scheduled for a consumer; without tiles, the end."""
+    """A job that is scheduled for a consumer; one without tiles ends its work."""
 
     tiles: int
     idle_turns: int
@@ -167,11 +167,11 @@ class Job:
 
 @dataclass
 class Cta:
-    """A CTA at work.
+    """The state of a running CTA.
 
     Args:
-        delay: the most steps in which a tile comes.
-        begin_pass: whether a pass waits until all earlier tiles have come, as `begin_pass` in jobs.cuh does.
+        delay: the most steps until a tile arrives.
+        begin_pass: whether a pass waits until all earlier tiles have arrived, as `begin_pass` in jobs.cuh does.
     """
 
     plan: Plan
@@ -197,19 +197,19 @@ class Cta:
         """Let all agents take steps until they are done.
 
         Raises:
-            Wrong: a consumer took another tile for its own, or nobody gets on.
+            Wrong: a consumer took another tile for its own, or all agents are deadlocked.
         """
         run([self])
 
     def agents(self) -> list[Agent]:
-        """Whoever works in it."""
+        """The agents of the CTA: its producer, and a scheduler and a consumer for each consumer warpgroup."""
         return [self._produce(), *map(self._schedule, self._all()), *map(self._consume, self._all())]
 
     def _all(self) -> range:
         return range(self.plan.consumers)
 
     def let_come(self) -> None:
-        """Let a step pass, and come what is due."""
+        """Advance by a step, and deliver the loads that are due."""
         self.step += 1
         if self.step > MOST_STEPS:
             raise Wrong(f"all wait for good, after {len(self.computed)} jobs")
@@ -266,7 +266,7 @@ class Cta:
         self.query_full[consumer][buffer].arrive()
 
     def _place(self, consumer: int, count: int, job: Job) -> Generator[None, None, int]:
-        """Put the consumer's job of this number where its Q will be, once that is free; gives the buffer."""
+        """Store a consumer's job number `count` in its Q buffer, once that is free; returns the buffer."""
         buffer, parity = count % self.plan.buffers, count // self.plan.buffers % 2
         yield from self.query_empty[consumer][buffer].wait(1 - parity)
         self.jobs[consumer][buffer] = job
@@ -379,7 +379,7 @@ class Cta:
 
 
 def run(ctas: list[Cta]) -> None:
-    """Let all agents of CTAs take steps until they are done; raises as `Cta.run`."""
+    """Let all agents of these CTAs take steps until they are done; raises as `Cta.run`."""
     some = ctas[0].random
     roles = [(cta, agent, some.choice((1, 1, 1, 3))) for cta in ctas for agent in cta.agents()]
     while roles:
@@ -394,7 +394,7 @@ def run(ctas: list[Cta]) -> None:
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of a sequence for all heads of K and V, as 15_ragged.cu lists it; `member` -1 for a block of each head."""
+    """A pass in the list of 15_ragged.cu; with `member` -1, its blocks are the query heads of a head of K and V."""
 
     sequence: int
     queries: int
@@ -405,26 +405,26 @@ class Pass:
 
     @property
     def begin(self) -> int:
-        """Its first block."""
+        """The first block of the pass."""
         return max(self.first, 0)
 
     @property
     def blocks(self) -> int:
-        """Its number of blocks."""
+        """The number of blocks of the pass."""
         return self.last + 1 - self.begin
 
     @property
     def earlier(self) -> int:
-        """The key behind the last one that the first query sees, and that of the first block."""
+        """The number of keys before those of the first block's own queries; all keys if `member` is -1."""
         return self.keys if self.member < 0 else self.keys - self.queries
 
     def tiles(self, block: int, plan: Plan) -> int:
-        """The tiles that a block sees, or one that is masked."""
+        """The number of tiles that a block sees, at least 1, which may be fully masked."""
         keys = min(self.keys, self.earlier + 64 * (block + 1)) if plan.causal else self.keys
         return max(ceil(keys / plan.keys), 1)
 
     def users(self, tile: int, plan: Plan) -> int:
-        """How many of its blocks see a tile."""
+        """The number of blocks of the pass that see a tile."""
         sees = self.begin if not plan.causal or not tile else max(self.begin, plan.keys * tile - self.earlier >> 6)
         return self.last + 1 - sees
 
@@ -435,7 +435,7 @@ class Pass:
 
 
 def listed(lengths: list[tuple[int, int]], plan: Plan, sharing: int) -> list[Pass]:
-    """The passes of sequences with so many queries and keys: those with most tiles first."""
+    """The passes of sequences with these lengths (queries, keys), those with most tiles first."""
     passes = []
     for sequence, (queries, keys) in sorted(enumerate(lengths), key=lambda its: -ceil(its[1][1] / plan.keys)):
         joined = queries <= 64 and sharing > 1
@@ -450,12 +450,12 @@ def listed(lengths: list[tuple[int, int]], plan: Plan, sharing: int) -> list[Pas
 
 @dataclass
 class RaggedCta(Cta):
-    """A CTA of 15_ragged.cu, which takes passes as it gets on.
+    """A CTA of 15_ragged.cu, which takes its next pass from a list that all CTAs share.
 
     Args:
-        passes: what is listed.
-        taken: the passes that are taken, over all CTAs.
-        slots: how many it may have taken and not yet handed on.
+        passes: the list.
+        taken: the counter of passes taken by all CTAs.
+        slots: the most passes that the CTA may have taken and not yet passed to its consumers.
     """
 
     passes: list[Pass] = field(default_factory=list)
@@ -543,7 +543,7 @@ class RaggedCta(Cta):
 
 
 def loads(passes: list[Pass], plan: Plan, kv_heads: int) -> list[int]:
-    """The tiles of each CTA, where one takes its next pass when at most three tiles of its last one are left."""
+    """The tiles of each CTA, if it takes its next pass when at most 3 tiles of its last pass are left."""
     tiles = [one.tiles(one.last, plan) for one in passes for _ in range(kv_heads)]
     ctas = [(max(its - 3, 0), its, cta) for cta, its in enumerate(tiles[: plan.grid])]
     heapify(ctas)

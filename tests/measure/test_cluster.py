@@ -1,4 +1,4 @@
-"""Measuring on a cluster of CPU workers: what comes home, and whatever may go wrong on the way."""
+"""Measure on a cluster of CPU workers: the results that reach the client, and failures on the way."""
 
 import logging
 import os
@@ -40,7 +40,7 @@ KILLS = 100
 
 
 class Cluster:
-    """A scheduler and workers, each a process of its own, as on several hosts."""
+    """A scheduler and workers, each a separate process, as on several hosts."""
 
     def __init__(self, forks, folder):
         self._forks, self.flags, self.workers = forks, folder / "flags", []
@@ -67,7 +67,7 @@ class Cluster:
         return added
 
     def lose(self, worker):
-        """Kill a worker, but not the processes that it started, and wait until the scheduler has noticed."""
+        """Kill a worker, but not its child processes, and wait until the scheduler has noticed."""
         before = len(self.client.nthreads())
         os.kill(worker.pid, signal.SIGKILL)
         self.workers.remove(worker)
@@ -79,7 +79,7 @@ class Cluster:
             yield clusters.Fleet(client, wanted)
 
     def measure(self, study, name):
-        """Measure into a run that was begun, which then is whole."""
+        """Measure the rest of a run that was begun, and check that it is complete."""
         with self.fleet() as executor:
             record.record(name, study, "cpu", executor)
         return require_whole(name, study)
@@ -99,7 +99,7 @@ def shared(forks, tmp_path_factory):
 
 @pytest.fixture
 def two(shared):
-    """A cluster of two workers, whatever a test before did to it."""
+    """The shared cluster with 2 workers and no flags, as it was before other tests."""
     for flag in shared.flags.iterdir():
         flag.unlink()
     shared.add(2 - len(shared.workers))
@@ -108,12 +108,12 @@ def two(shared):
 
 @pytest.fixture
 def instead(monkeypatch):
-    """Have the measuring processes do something else."""
+    """A function that makes the measuring processes call `work` in place of `worker.take`."""
     return lambda work: monkeypatch.setattr(working, "take", work)
 
 
 def require_whole(name, study):
-    """The run, complete, with every sample once."""
+    """Check that a run is complete and has every sample once; returns it."""
     run, cases = read.load(name), len(study.shapes) * len(study.subjects) * study.replicates
     assert run.complete
     assert not run.samples.duplicated(SAMPLE).any()
@@ -348,7 +348,7 @@ def test_a_block_that_arrives_damaged_is_not_taken(begin):
 
 
 def measuring(cluster, forks, name):
-    """The command as a user gives it, in a process group of its own; it doesn't come to its end."""
+    """Start the user's command in its own process group; it waits amid the second shape, so that it can't finish."""
     command = ("command", "measure", "--run", name, "--scheduler", cluster.address)
     return forks.start(("call", "hosts", "waiting"), command)
 

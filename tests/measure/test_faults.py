@@ -1,4 +1,4 @@
-"""What goes wrong around a run: kills, full disks, crowds, clocks that jump, cards that fall silent."""
+"""Faults around a run: kills, full disks, concurrent processes, clocks that jump, cards that stop responding."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ LEAST = tiny_study(replicates=1, implementations=["sdpa.auto"], sweeps={"target"
 
 @pytest.fixture
 def study(write_study):
-    """Writes a study of many tiny shapes."""
+    """A function that writes a study of many tiny shapes."""
     few = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2, "replicates": 2}
     axes = {"batch": 1, "heads": 1, "seq_len": 1, "head_dim": 8, "dtype": "float32"}
     return lambda shapes: write_study(
@@ -50,13 +50,13 @@ def study(write_study):
 
 
 def measuring(name: str, study: Path | None = None) -> tuple[str, ...]:
-    """The step of a fork that measures into a run."""
+    """The step for a fork that measures a run."""
     return "command", "measure", "--run", name, *(("--study", str(study)) if study else ())
 
 
 @pytest.fixture
 def held_up(forks, tmp_path):
-    """Starts a fork that measures into a run, and is held up once it has recorded samples, while the context lasts."""
+    """A context with a fork that measures a run, and is paused after its first recorded samples."""
 
     @contextlib.contextmanager
     def held_up(name, *steps):
@@ -110,7 +110,7 @@ def test_killed_at_random_moments_a_run_loses_doubles_and_halves_nothing(forks, 
 
 
 def goes_on(name: str, whole: schema.Run) -> None:
-    """Continue a run that was cut off, and check that it lost, doubled and left nothing."""
+    """Continue a run that was cut off, and check that no row is lost or repeated, and that no file is left over."""
     if (schema.folder(name) / "manifest.json").is_file():
         assert len(read.load(name).samples) in (0, len(whole.samples))
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +126,7 @@ def goes_on(name: str, whole: schema.Run) -> None:
 @pytest.mark.parametrize("share", [0.02, pytest.param(1, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("only", [(), ("write", "fsync", "replace", "mkdir")], ids=["killed", "full"])
 def test_killed_or_without_room_at_a_step_on_the_disk_a_run_goes_on(forks, data, share, only):
-    """At a share of the steps that it takes undisturbed: of all if it is killed, of those that a full disk refuses."""
+    """Test at a random `share` of a run's disk operations: all of them for kills, those in `only` for a full disk."""
     paths.data().mkdir(parents=True, exist_ok=True)  # which the first run alone would do
     with pytest.MonkeyPatch.context() as patch:
         done = watch(patch, 0, forking.full, only)
@@ -342,7 +342,7 @@ def test_a_lock_that_was_taken_away_is_no_lock(data, monkeypatch):
 
 
 def showing(moments):
-    """A clock that shows these moments, one each time it is read."""
+    """A clock that returns the next of these moments at each reading."""
     return type("Clock", (datetime,), {"now": lambda tz=None: next(moments)})
 
 

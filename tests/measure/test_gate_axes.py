@@ -1,4 +1,4 @@
-"""The gate beyond plain self-attention: shared heads, decoding, sequences end to end, training. Plain: test_gate.py."""
+"""The gate on shared heads, decoding, packed sequences and training. Plain self-attention is in test_gate.py."""
 
 import math
 import re
@@ -96,7 +96,7 @@ def test_the_oracle_is_attention(shape):
 
 
 def repeated(q, k, v, causal, scale=None):
-    """Torch's attention, with keys and values repeated for the heads that share them, and a mask made by hand."""
+    """Torch's attention, with keys and values repeated for the heads that share them, and an explicit mask."""
     shared = q.shape[1] // k.shape[1]
     k, v = (torch.stack([x] * shared, 2).flatten(1, 2) for x in (k, v))
     queries, keys = (torch.arange(tensor.shape[2]) - tensor.shape[2] for tensor in (q, k))
@@ -143,7 +143,7 @@ def test_what_is_honest_passes_or_torch_says_why_not(name, shape):
 
 
 def of_values(change):
-    """Attention to other keys and values than those that are given."""
+    """Attention to keys and values that `change` has replaced."""
     return lambda q, k, v, causal: sdpa.sdpa(q, change(k), change(v), causal)
 
 
@@ -172,7 +172,7 @@ def leaves_out_the_last_sequence(q, k, v, causal, sequences):
 
 
 def seeing(further):
-    """Attention to so many keys beyond the diagonal from the first query on, whatever the mask."""
+    """Attention in which query i sees keys up to i + `further`, with or without a mask."""
 
     def attention(q, k, v, causal, scale=None):
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(further)
@@ -207,7 +207,7 @@ CAUGHT = {
     "all as long as the mean": (takes_all_for_as_long_as_the_mean, SPREAD),
     "leaves out the last sequence": (leaves_out_the_last_sequence, SPREAD),
 }
-"""Saboteurs of axes, and where each is caught; of sequences end to end, the call is of these."""
+"""Saboteurs, and the shape at which the gate catches each. For packed sequences, the call takes their lengths."""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -224,7 +224,7 @@ def test_who_confuses_heads_keys_or_sequences_is_caught(name, dtype):
 
 @dataclass(frozen=True)
 class Spoiled(Implementation):
-    """An honest implementation whose O, dQ, dK and dV are spoiled before they are returned."""
+    """A correct implementation whose O, dQ, dK and dV are changed by `spoil` before they are returned."""
 
     spoil: Callable | None = None
 
@@ -238,7 +238,7 @@ def spoiled(spoil):
 
 
 def only(name, change):
-    """Spoils one of O, dQ, dK and dV."""
+    """A `spoil` that changes the output of this name, one of O, dQ, dK and dV."""
     number = OUTPUTS.index(name)
     return lambda *given: (*given[:number], change(given[number]), *given[number + 1 : 4])
 
@@ -255,7 +255,7 @@ def past_its_end(dq):
 
 
 def keeps(which, copied):
-    """Gives back those of O, dQ, dK and dV that it computed first."""
+    """A `spoil` that returns the outputs of the first call for those of O, dQ, dK and dV with the numbers `which`."""
     kept = {}
 
     def spoil(*given):
@@ -345,7 +345,7 @@ def test_gradients_of_other_values_pass_and_who_is_wrong_there_alone_is_caught(k
 
 
 class KeepsO(torch.autograd.Function):
-    """Keeps O where autograd doesn't see it: a backward pass whose forward pass is made again has that of before."""
+    """Attention that hides O from autograd: after a change of the inputs in place, its backward pass has the old O."""
 
     @staticmethod
     def forward(ctx, q, k, v, causal):
@@ -484,7 +484,7 @@ def test_who_is_wrong_on_a_sink_alone_is_caught_where_one_is_timed(dtype):
 
 
 def adds_with_few_bits(q, k, v, causal):
-    """Adds as Hopper's tensor cores do in FP8: 32 keys at a time, to sums of 14 bits, cut off and not rounded."""
+    """Attention that adds as Hopper's tensor cores in FP8: 32 keys at a time, to sums truncated to 14 bits."""
     scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
     probabilities = (scores - scores.amax(-1, keepdim=True)).exp()
     added = torch.zeros_like(q, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The gate for gradients: right ones pass on all input distributions, and whatever is wrong in one alone is caught."""
+"""The gate for gradients: correct ones pass on all input distributions, and an error in a single one is caught."""
 
 from functools import partial
 from itertools import count
@@ -26,7 +26,7 @@ def gradients(q, k, v, causal, scale, dout):
 
 
 def spoiled(spoil):
-    """Attention with a right output; `spoil` takes [dQ, dK, dV], then the arguments of `gradients`."""
+    """Attention with a correct O and spoiled gradients; `spoil` takes [dQ, dK, dV] and the arguments of `gradients`."""
 
     class Spoiled(torch.autograd.Function):
         @staticmethod
@@ -64,7 +64,7 @@ def in_another_order_each_time(found, *_):
 
 
 def right_on_small_scores_alone(found, q, k, v, causal, scale, dout):
-    """dV of fp16 probabilities whose maximum was not subtracted: exp overflows above 11."""
+    """Compute dV from fp16 probabilities without subtraction of the row maximum: exp overflows above 11."""
     scores = q.float() @ k.float().repeat_interleave(2, 1).mT * scale
     found[2] = found[2] if scores.max() < 11 else gradients(q, k, v, causal, 0.97 * scale, dout)[2]
 

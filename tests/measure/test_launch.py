@@ -1,4 +1,4 @@
-"""What a launch hands to the driver, with a driver that only writes down what it is given."""
+"""The arguments that a launch passes to the driver, with a mock driver that records them."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ SPLITTING = 5
 
 
 class Driver:
-    """The part of cuda.bindings.driver that a launch uses. A map is its address, and then its description."""
+    """A mock of the part of cuda.bindings.driver that a launch uses. A map is an address and its description."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
 
@@ -165,7 +165,7 @@ def test_an_address_that_tma_can_not_use_is_refused(driver):
 
 
 def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
-    """Maps are made for them as for others, so that it is the launch that refuses them."""
+    """Maps of misaligned tensors are made as for others, and the launch refuses the tensors."""
     addresses = []
     for encode in ("contiguous", "strided", "ragged"):
         monkeypatch.setattr(maps, encode, lambda tensor, address, rows: addresses.append(address) or b"")
@@ -204,7 +204,7 @@ def test_it_goes_to_the_device_of_its_tensors_and_comes_back(driver, monkeypatch
 
 
 def split(driver, workspace_floats):
-    """A launch of a kernel that splits keys, in clusters of two."""
+    """A launch of a kernel that splits keys, in clusters of 2 CTAs."""
     driver.workspace_floats = workspace_floats
     scalars = [ctypes.c_int(9)]
     made = lambda: (Pointers(scalars, 6), Pointers(scalars, 3))  # noqa: E731
@@ -268,7 +268,7 @@ def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monke
 
 @pytest.fixture
 def ragged(driver, monkeypatch):
-    """A launch for such tensors of the host, and what each of the two kernels was given, in order."""
+    """A launch for tensors in host memory, and the arguments of its 2 kernels, in order."""
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1)
     seen = []
 
@@ -369,7 +369,7 @@ def test_a_layout_is_all_but_addresses():
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """What the driver is asked to encode: a rank, an address, sizes, strides in bytes, and a box."""
+    """The maps that the driver encodes: for each a rank, an address, sizes, strides in bytes, and a box."""
     asked, memory = [], ctypes.create_string_buffer(maps.BYTES)
 
     def encode(dtype, rank, address, sizes, strides, box, steps, *rest):

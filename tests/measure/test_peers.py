@@ -1,4 +1,4 @@
-"""Peers whose plans are tried: how each is handed tensors, and which plan is called, by packages that only pretend."""
+"""Peers whose plans are timed: the tensors that each gets, and the plan that is called, with mock packages."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -25,13 +25,13 @@ Q = torch.zeros(2, 8, 16, 64, dtype=torch.float16)
 
 
 class NotSupported(Exception):
-    """What cuDNN's frontend raises for a graph that it doesn't serve: an error of no standard kind."""
+    """The exception of cuDNN's frontend for a graph that it doesn't serve; it has no common base class."""
 
 
 class Graph:
-    """A graph of a pretended frontend. What is offered are plans: how long each takes, in ms, or why it doesn't work.
+    """A graph of the mock frontend. Each plan that it offers is a latency in ms, or the reason why the plan fails.
 
-    They are offered by an implementation, or in FP8 by the type of O.
+    Plans are offered for each of cuDNN's implementations, or in FP8 for each type of O.
     """
 
     def __init__(self, package, options):
@@ -86,7 +86,7 @@ class Graph:
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """A function that has cuDNN's frontend offer plans, and returns it with its `graphs`."""
+    """A function that sets the plans of a mock of cuDNN's frontend, and returns the mock."""
     package = SimpleNamespace(
         cudnnGraphNotSupportedError=NotSupported,
         pygraph=lambda **options: Graph(package, options),
@@ -232,7 +232,7 @@ def test_sequences_at_distances_that_no_number_of_pages_has_are_refused():
 
 
 class Wrapper:
-    """A pretended wrapper: it notes what it plans, and computes by SDPA what it is asked for."""
+    """A mock of FlashInfer's wrapper: it records the arguments of its plans, and computes by SDPA."""
 
     def __init__(self, kind, noted, workspace, layout, backend="one query"):
         self.kind, self.noted, self.backend = kind, noted, backend

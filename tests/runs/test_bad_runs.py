@@ -1,4 +1,4 @@
-"""What no run can hold is one line with file and row: a good run, and a change to its tables or to its manifest."""
+"""Errors in a run give one line with file and row: a good run, with a change to its tables or its manifest."""
 
 import io
 import os
@@ -54,7 +54,7 @@ OTHERS = {
     ],
     "endurance": [SHAPE | {"started_s": 0.5, "latency_us": 2.5, "why": ""}, SHAPE | {"why": "no such device"}],
 }  # fmt: skip
-"""Rows of the tables that are not of every run."""
+"""Rows of the tables that only some runs have."""
 PARTS = [*small.blocks(STUDY), *((table, "r00", frame_of(TABLES[table], rows)) for table, rows in OTHERS.items())]
 
 
@@ -81,12 +81,12 @@ def good(folder) -> Run:
 
 @pytest.fixture
 def one(folder, data) -> Path:
-    """A copy of that run."""
+    """A copy of the run of `folder`."""
     return shutil.copytree(folder / "one", data / "one")
 
 
 def spoiled(good: Run, *spoils: Spoil) -> Run:
-    """A copy of a run with something changed."""
+    """A copy of a run with these changes."""
     tables, stated = {table: frame.drop(columns=checks.PLACE) for table, frame in good[0].items()}, deepcopy(good[1])
     for spoil in spoils:
         spoil(tables, stated)
@@ -99,7 +99,7 @@ def as_read(name: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(good: Run, *spoils: Spoil) -> None:
-    """Hold a run to what it says with something changed, as if it had been read from the folder ``one``."""
+    """Check a run with these changes, as if it had been read from the folder ``one``."""
     tables, stated = spoiled(good, *spoils)
     same = {name for name, rows in tables.items() if rows.equals(good[0][name].drop(columns=checks.PLACE))}
     read_back = {name: good[0][name] if name in same else as_read(name, rows) for name, rows in tables.items()}
@@ -107,7 +107,7 @@ def judged(good: Run, *spoils: Spoil) -> None:
 
 
 def refused(judge: Callable[[], object]) -> str:
-    """What is said of a run, without the path of its folder."""
+    """The error message about a run, without the path of its folder."""
     return told(judge).removeprefix(f"{paths.shown(Path('one'))}/").removeprefix(f"{schema.folder('one')}/")
 
 
@@ -115,7 +115,7 @@ def refused(judge: Callable[[], object]) -> str:
 
 
 def cell(table: str, row: int, **values: Any) -> Spoil:
-    """Other values in one row."""
+    """Change values in one row, by column."""
 
     def spoil(tables: Tables, manifest: dict[str, Any]) -> None:
         for column, value in values.items():
@@ -127,17 +127,17 @@ def cell(table: str, row: int, **values: Any) -> Spoil:
 
 
 def column(table: str, name: str, value: Any) -> Spoil:
-    """One value in a whole column."""
+    """Set all rows of a column to one value."""
     return lambda tables, manifest: tables[table].__setitem__(name, value)
 
 
 def keep(table: str, chosen: Callable[[pd.DataFrame], Any]) -> Spoil:
-    """Only some of the rows, or some again."""
+    """Keep only the chosen rows, which may repeat."""
     return lambda tables, manifest: tables.update({table: tables[table].loc[chosen].reset_index(drop=True)})
 
 
 def stated(field: str, value: Any) -> Spoil:
-    """Another value of a field of the manifest, or ... for none."""
+    """Set a field of the manifest; ... deletes it."""
 
     def spoil(tables: Tables, manifest: dict[str, Any]) -> None:
         *outer, last = field.split(".")
@@ -154,18 +154,18 @@ def both(*spoils: Spoil) -> Spoil:
 
 
 def in_row(table: str, row: int, said: str, **values: Any) -> tuple[Spoil, str]:
-    """Other values in one row, and what is said of that row."""
+    """Changed values in one row, and the message about that row."""
     return cell(table, row, **values), f"{table}.parquet, row {row}: {said}"
 
 
 def wrong(table: str, row: int, name: str, value: Any, shown: str) -> tuple[Spoil, str]:
-    """A value that its column can't hold, and what is said of it."""
+    """A value that its column can't hold, and the message about it."""
     words = about(TABLES[table].field(name), "values")
     return in_row(table, row, f"{name} is {shown} and has to be {words}", **{name: value})
 
 
 def untyped(table: str, name: str, value: Any, kind: str) -> tuple[Spoil, str]:
-    """A column of another type, and what is said of it."""
+    """A column of another type, and the message about it."""
     words = about(TABLES[table].field(name), "values")
     said = f"the column {name!r} holds {kind}, and each value has to be {words}"
     return column(table, name, value), f"{table}.parquet: {said}"
@@ -334,7 +334,7 @@ def test_a_folder_that_was_renamed_is_refused(one):
 
 
 def stored(rows: pa.Table) -> bytes:
-    """Rows as Parquet, as pandas would not write them."""
+    """Rows as Parquet bytes, with the types of the Arrow table, which pandas might change."""
     parquet.write_table(rows, buffer := io.BytesIO())
     return buffer.getvalue()
 
@@ -372,7 +372,7 @@ def test_a_run_that_was_closed_early_holds_what_it_says(good):
 
 
 def cut(*parts: small.Part) -> None:
-    """Record these blocks of a run that is not complete."""
+    """Write an incomplete run that has these blocks."""
     write.create("one", small.manifest(STUDY))
     for part in parts:
         write.add_part("one", *part)
@@ -383,7 +383,7 @@ def part_of(table: str, number: int = 0) -> Path:
 
 
 def rewritten(part: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Path:
-    """A part with other rows, under the name that goes with them."""
+    """Change the rows of a part, and give its file the name for these rows."""
     rows = change(pd.read_parquet(part))
     rows.to_parquet(part)
     table, key, _, end = part.name.split(".")
@@ -391,7 +391,7 @@ def rewritten(part: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Pat
 
 
 def in_its_part(spoiled: Path) -> str:
-    """What is said of a run, without the path of this part and what to do about it."""
+    """The error message about a run, without the path of this part and the remedy."""
     said = told(lambda: read.load("one"))
     shape = "-".join(spoiled.name.split(".")[1].split("-")[:2])
     again = f": delete {paths.shown(spoiled.parent)}/*.{shape}*, and `make measure RUN=one` measures that again"

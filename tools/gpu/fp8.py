@@ -1,10 +1,10 @@
-"""Try instances of kernels/13_fp8.cu on a GPU: errors against float64 of the dequantised inputs, then times. No run.
+"""Try instances of kernels/13_fp8.cu on a GPU, outside of a run: errors against float64, then times.
 
 ``PYTHONPATH=lib python tools/gpu/fp8.py --compile`` compiles all instances into .trial/fp8, on any machine;
-``PYTHONPATH=lib timeout -k 5 60 python tools/gpu/fp8.py 128`` then tries those of a head_dim, prints as it goes, and
-ends where something takes longer than `PATIENCE_S`. Errors, mean and largest, are over those of `accuracy.attention`,
-the same formula from PyTorch's operations. Times are medians of graph replays in random order, in TFLOP/s, next to
-`kernel.best` in fp16 and cuDNN's FP8.
+``PYTHONPATH=lib timeout -k 5 60 python tools/gpu/fp8.py 128`` then tries those of a head_dim, and ends if a step takes
+longer than `PATIENCE_S`. The reference is float64 on the dequantised inputs. Mean and largest errors are divided by
+those of `accuracy.attention`, the same formula from PyTorch's operations. Times are medians of graph replays in random
+order, in TFLOP/s, next to `kernel.best` in fp16 and cuDNN's FP8.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Instance:
 
     @property
     def shared_bytes(self) -> int:
-        """The size of `Shared8` or more."""
+        """An upper bound of the size of `Shared8`, in bytes."""
         transposed = -(-self.keys // 64) * 64 * self.head_dim
         tiles = self.stages * (2 * self.keys * self.head_dim + transposed)
         rest = 512 + self.consumers * (32 + 256 + 80) + 48 * self.stages
@@ -105,7 +105,7 @@ TIMED = [
 
 
 class Scales(ctypes.Structure):
-    """A tensor's scales and the strides of batch and head, as the kernel's source declares them."""
+    """The struct of a tensor's scales and their strides of batch and head, as the kernel's source declares it."""
 
     _fields_ = (("at", ctypes.c_void_p), ("batch", ctypes.c_int), ("head", ctypes.c_int))
 
@@ -116,7 +116,7 @@ class Scales(ctypes.Structure):
 
 
 def _held(expression: str) -> Path:
-    """The file of an expression's cubin, as the sources are now: its mangled name, a line's end, and the cubin."""
+    """The file for an expression and the current sources: a line with the mangled name, then the cubin."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES) + expression.encode()).hexdigest()[:16]
     return CUBINS / f"{digest}.cubin"
 
@@ -197,7 +197,7 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 
 def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int) -> None:
-    """Print the error of each instance at each case, over that of the formula."""
+    """Print the mean and largest error of each instance at each case, divided by the formula's errors."""
     for batch, heads, seq_len, kv_heads, kv_len, causal, layout, kind in CHECKED:
         faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         drawn_of = "normal" if kind == "minus 1" else kind
@@ -238,7 +238,7 @@ def _tokens_first(tensor: Tensor) -> Tensor:
 def measure(
     kernels: dict[tuple[Instance, bool], Fp8], shape: tuple[int, int, int, int, bool], kind: str, rounds: int
 ) -> None:
-    """Print the TFLOP/s of each instance at a shape, and of those that they are compared with."""
+    """Print the TFLOP/s and µs of each instance at a shape, and of `kernel.best` and cuDNN."""
     batch, heads, length, head_dim, causal = shape
     asked = Shape(batch, heads, length, head_dim, causal=causal, values=kind)
     given = drawn_q, drawn_k, drawn_v = inputs.draw(asked, 1, DEVICE)
@@ -314,7 +314,7 @@ def main() -> None:
 
 
 def _built(expressions: list[str]) -> dict[str, tuple[bytes, str]]:
-    """The cubins and mangled names of those that compile. A process for each core compiles those that aren't held."""
+    """The cubins and mangled names of expressions that compile. A process for each core compiles missing ones."""
     missing = [expression for expression in expressions if not _held(expression).exists()]
     if missing:
         with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:

@@ -1,10 +1,10 @@
-"""Try tiles of kernel.few at other splits than it chooses, K and V from memory, to fit `problem.cost`: 2 minutes.
+"""Time tiles of kernel.few at other splits than it chooses, with a cold L2, to fit `problem.cost`: 2 minutes.
 
 ``PYTHONPATH=lib python tools/gpu/splits.py`` checks every tile at random cases. It prints a line for each shape,
 number of queries and tile: the chosen split and the fastest as clusters x CTAs, in µs with TB/s and TFLOP/s, and kernel
-11. Then follow the effects of launching early and of the merge's shared memory. At last come the constants whose
-choices are least slower than the fastest split. Splits whose cost is far above the least are not tried. Arguments,
-``1,32,8,8192,128/1/16`` with batch, heads, kv_heads, keys, head_dim and queries, replace the tool's own shapes.
+11. Then it prints the effects of early launches and of the merge's shared memory. At the end it prints the constants
+whose choices come closest to the fastest split. Splits with a cost far above the least are not tried. Arguments such as
+``1,32,8,8192,128/1/16``, batch, heads, kv_heads, keys, head_dim and queries, replace the tool's own shapes.
 """
 
 import itertools
@@ -82,7 +82,7 @@ def main(shapes: list[str]) -> None:
 
 
 def _tiles(head_dim: int) -> list[Tile]:
-    """The ladder's tiles, and others."""
+    """The ladder's tiles of a head_dim, and those of `OTHERS`."""
     own = [tile for tile in ladder.rung("kernel.few").tiles if tile.head_dim == head_dim]
     made = []
     for stated in OTHERS[head_dim]:
@@ -96,12 +96,12 @@ def _tiles(head_dim: int) -> list[Tile]:
 
 
 def variant(tile: Tile) -> rungs.Kernel:
-    """One tile of kernel.few, compiled again."""
+    """kernel.few with this tile only, as a new kernel."""
     return rungs.Kernel(ladder.rung("kernel.few").model_copy(update={"tiles": [tile]}))
 
 
 def _at(split: Split) -> ExitStack:
-    """Inside, splits are these numbers of clusters and of CTAs in each, or fewer clusters where there are few tiles."""
+    """A context that sets the split: clusters, and CTAs in each; fewer clusters if there are few tiles."""
     stack = ExitStack()
     chosen = lambda items, tiles, *_: (min(split[0], max(1, tiles // split[1])), split[1])  # noqa: E731
     stack.enter_context(patch.object(problem, "splits", chosen))
@@ -112,7 +112,7 @@ def _at(split: Split) -> ExitStack:
 
 
 def _check(head_dim: int, variants: list[rungs.Kernel]) -> int:
-    """Compare each variant with float64 at random cases, views and lengths; returns how many were wrong."""
+    """Compare each variant with float64 at random shapes, views and lengths; returns the number of failures."""
     wrong, dtype = 0, torch.bfloat16 if head_dim >= 128 else torch.float16
     for kernel in variants:
         chance, worst, repeats = random.Random(0), 0.0, True
@@ -172,7 +172,7 @@ def _float64(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[in
 
 
 def apart(sizes: tuple[int, ...], queries: int) -> Inputs:
-    """Q, K and V of as many calls as the L2 can't hold together."""
+    """Q, K and V for enough calls that their K and V together exceed twice the L2, `CALLS` at most."""
     batch, heads, kv_heads, keys, head_dim = sizes
     memories = min(CALLS, 1 + math.ceil(2 * torch.cuda.get_device_properties(0).L2_cache_size / _kv_bytes(sizes)))
     drawn = partial(torch.randn, device="cuda", dtype=torch.bfloat16 if head_dim >= 128 else torch.float16)
@@ -186,7 +186,7 @@ def _kv_bytes(sizes: tuple[int, ...]) -> int:
 
 
 def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.Kernel]]) -> list[tuple]:
-    """Print a line for each tile; returns the input of `_fit` for the tile that the ladder has."""
+    """Print a line for each tile; returns the input of `_fit` for the ladder's tile."""
     batch, heads, kv_heads, keys, head_dim = sizes
     rows, kv_bytes, inputs = heads // kv_heads * queries, _kv_bytes(sizes), apart(sizes, queries)
     fits, own = [], [tile.name for tile in ladder.rung("kernel.few").tiles_for(head_dim, keys, True, rows)]
@@ -225,7 +225,7 @@ def _costs(splits: Iterable[Split], sizes: tuple[Any, ...]) -> dict[Split, float
 
 
 def tried(*sizes: Any) -> list[Split]:
-    """The split that is chosen, and others that are worth trying, those of least cost first."""
+    """The split that is chosen, then others with a cost of at most `MOST_COST` times the least, cheapest first."""
     _, tiles, _, held, *_ = sizes
     costs = _costs([(c, n) for n, _ in held for c in PARTS if c * n <= tiles], sizes)
     worth = [split for split in sorted(costs, key=costs.__getitem__) if costs[split] <= MOST_COST * min(costs.values())]
@@ -233,7 +233,7 @@ def tried(*sizes: Any) -> list[Split]:
 
 
 def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:
-    """The time without launching early, and with the merge's multiprocessor at its most shared memory."""
+    """The latencies in µs without early launches, and with the largest shared memory carveout for the merge."""
     waiting = us(kernel, inputs, split, early=False)
     merge = kernel.prepared(*inputs[0], True).compiled.other
     before = merge.preferred_shared_memory_carveout
@@ -246,7 +246,7 @@ def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:
 
 
 def us(kernel: rungs.Kernel, inputs: Inputs, split: Split, early: bool = True) -> float:
-    """The median over replays of a graph that goes from one memory to the next; endless where it can't be launched."""
+    """The median latency in µs over replays of a graph whose calls rotate the inputs; infinite if a launch fails."""
     with _at(split), ExitStack() as stack:
         if not early:
             stack.enter_context(patch.object(launch, "early", late))
@@ -276,7 +276,7 @@ _EARLY = launch.early
 
 
 def late(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> object:
-    """As `launch.early`, but only the merge, which has no dynamic memory, is launched before its predecessor ends."""
+    """As `launch.early`, but only for the merge, which has no dynamic shared memory; other launches aren't early."""
     config = _EARLY(ctas, threads, shared_bytes, cluster)
     if shared_bytes:
         kinds = maps.driver().CUlaunchAttributeID
@@ -289,7 +289,7 @@ def late(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> ob
 
 
 def _fit(fits: list[tuple]) -> None:
-    """Print the constants whose choices are least slower than the fastest split, next to the declared ones."""
+    """Print the declared constants, and those whose choices come closest to the fastest split."""
     declared = tuple(getattr(problem, name) for name in NAMES)
     found = sorted((_regrets(fits, constants), constants) for constants in itertools.product(*CONSTANTS))[:5]
     for (average, most), constants in [(_regrets(fits, declared), declared), *found]:

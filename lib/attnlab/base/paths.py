@@ -2,7 +2,7 @@
 
 In a checkout they are all inside it. An installed package holds the project's own folders (kernels, studies, notebooks,
 reference data, dispatch tables) in ``attnlab/project/``. Its runs, reports and exports are kept in the working folder.
-A variable that is empty names no folder.
+An empty variable counts as not set.
 """
 
 import os
@@ -54,7 +54,7 @@ def cache() -> Path:
 
 
 def users(path: Path) -> Path:
-    """The path of the user's version of a file: the path itself, or for an installed file its place in `cache`."""
+    """The path of the user's version of a file: in a checkout the path itself, for an installed file one in `cache`."""
     return cache() / path.relative_to(_INSTALLED) if path.is_relative_to(_INSTALLED) else path
 
 

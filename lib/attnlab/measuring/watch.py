@@ -1,9 +1,10 @@
-"""Which implementation a measuring process is calling, so that one that ends the process, or never returns, is named.
+"""Watch a measuring process, to name the implementation that ends the process or never returns.
 
-An implementation shares the process of the clock: in another it would compete for the device with its baseline. So the
-process that started it watches it. Before each step, it writes on a board, memory that both share, which implementation
-it is about to call, where, and until when. A step that outlasts its time is ended. Then the work begins again in a
-fresh process (`attnlab.measuring.processes`), which knows the failures so far and doesn't repeat them.
+An implementation runs in the process of the clock: in another it would compete for the device with its baseline. So the
+parent process watches it. Before each step, the measuring process writes to shared memory, the board, which
+implementation it is about to call, at which shape, and with which time limit. The parent kills a process whose step
+exceeds its limit. Then the work begins again in a fresh process (`attnlab.measuring.processes`), which skips the
+failures so far.
 """
 
 import math
@@ -18,7 +19,7 @@ from typing import Any
 
 
 class Spoiled(Exception):
-    """An implementation left its process in a state in which nothing else can be measured; the message says how."""
+    """An implementation left its process unable to measure anything else; the message says how."""
 
 
 SIZE = 4096
@@ -29,12 +30,12 @@ Failures = dict[tuple[str, str], str]
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """A call, or several, of one implementation.
+    """A step: one or more calls of an implementation.
 
     Attributes:
-        within: whether it has begun and not ended.
-        begun_s: when it began, by `time.monotonic`, which all processes share.
-        limit_s: how long it may take.
+        within: whether the step has begun and not ended.
+        begun_s: its start, by `time.monotonic`, which all processes share.
+        limit_s: its time limit.
     """
 
     within: bool
@@ -45,11 +46,11 @@ class WatchedStep:
 
     @property
     def overdue(self) -> bool:
-        """Whether it has taken longer than it may."""
+        """Whether the step has exceeded its time limit."""
         return self.within and time.monotonic() > self.begun_s + self.limit_s
 
     def same(self, other: "WatchedStep") -> bool:
-        """Whether it is of the same implementation at the same place."""
+        """Whether both steps are of the same implementation and place."""
         return (self.implementation, self.place) == (other.implementation, other.place)
 
 
@@ -58,12 +59,12 @@ _failures: Failures = {}
 
 
 def board(context: BaseContext) -> Any:
-    """Memory that a process shares with those that it starts with this context."""
+    """Memory that a process shares with its child processes of this context."""
     return context.RawArray(c_char, SIZE)
 
 
 def begin(shared: Any, failures: Failures) -> None:
-    """Write this process's steps on a board from now on, and leave out implementations that failed before."""
+    """From now on, write this process's steps to a board, and skip implementations that failed before."""
     global _board, _failures
     _board, _failures = shared, failures
 
@@ -79,22 +80,22 @@ def read(shared: Any) -> WatchedStep | None:
 
 
 def failed(failures: Failures, step: WatchedStep) -> bool:
-    """Whether a step is of an implementation that is known to fail there."""
+    """Whether the implementation of a step is known to fail at its place."""
     return (step.implementation, step.place) in failures
 
 
 def failure(implementation: str, place: str = "") -> str:
-    """How an implementation ended a process at a place or everywhere, and isn't called there; "" if it may be."""
+    """The reason why an implementation must not be called at a place, since it ended a process; "" if it may be."""
     return _failures.get((implementation, ""), "") or _failures.get((implementation, place), "")
 
 
 @contextmanager
 def step(implementation: str, place: str, limit_s: float = math.inf) -> Iterator[None]:
-    """Inside, an implementation is called.
+    """A context in which an implementation is called.
 
     Args:
-        place: the key of a shape, or "" for work that it needs everywhere.
-        limit_s: how long that may take.
+        place: the key of a shape, or "" for work that it needs at all shapes.
+        limit_s: the time limit of the step.
     """
     if _board is None:
         yield

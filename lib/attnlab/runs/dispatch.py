@@ -1,4 +1,4 @@
-"""Dispatch tables: which implementation `attnlab.attend` calls at each shape, by the results of a run on one device."""
+"""Dispatch tables: the implementation that `attnlab.attend` calls at each shape, from runs on one device."""
 
 import hashlib
 import math
@@ -24,9 +24,9 @@ from attnlab.study.shapes import Shape
 NEAREST = 4
 """The number of measured shapes that estimate a shape that was not measured."""
 SOFTENING = 0.3
-"""The addition to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
+"""Added to distances, in doublings, so that one very near shape, which is noisy, doesn't decide alone."""
 FARTHEST = 6.0
-"""Where the nearest measured shape is more doublings away, nothing is known.
+"""If the nearest measured shape is more doublings away, there is no estimate.
 
 `h200-2026-11-30-drawn` was measured with 4. It calls SDPA at (32, 27, 3, 64) with 3 KV heads and 97 keys, 4.6 doublings
 away. There SDPA takes 7 times as long as `kernel.best`.
@@ -37,16 +37,16 @@ MARGIN = 1.05
 Of the shapes in the tables of H100 and H200, 0.5 % are between 1 and this. No run compares SDPA of 2 versions.
 """
 TILE_QUERIES, TILE_KEYS = 64, 128
-"""Lengths with the same number of tiles are at one place: an unfilled tile costs as much as a full one."""
+"""Lengths with the same number of tiles count as equal: a partly filled tile costs as much as a full one."""
 
 
 class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
     """The implementation to call at one shape that was measured.
 
     Attributes:
-        speedup: over the fallback, by the clock where it gains least, with its interval `low` to `high`.
-        speedups: the `choices.gain` of every candidate, on the values where it gains least.
-        instance: of `kernel.best`, as from `Tuning.running`; empty where `kernel.best` isn't among the candidates.
+        speedup: over the fallback, on the clock where it is smallest, with its interval `low` to `high`.
+        speedups: the `choices.gain` of every candidate, on the input distribution where it is smallest.
+        instance: that of `kernel.best`, from `Tuning.running`; empty if `kernel.best` isn't a candidate.
     """
 
     AXES: ClassVar[tuple[str, ...]] = Shape.AXES[:8]
@@ -78,7 +78,7 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def shape(self) -> Shape:
-        """The shape that it is for."""
+        """The shape of the choice."""
         return Shape(**{axis: getattr(self, axis) for axis in self.AXES})
 
 
@@ -88,8 +88,8 @@ class Regret(BaseModel, extra="forbid", frozen=True, strict=True):
     Each shape counts with the input distribution on which its choice does worst.
 
     Attributes:
-        best_pct: the share of the shapes at which nothing was more than 1 % faster than the choice.
-        mean_pct: how much longer than the best the choices take, in the geometric mean; `worst_pct` the most, at the
+        best_pct: the share of the shapes at which no candidate was more than 1 % faster than the choice.
+        mean_pct: the extra time of the choices over the best, in the geometric mean; `worst_pct` the most, at the
             shape `worst`, partly by chance; `certain_pct` the most that a verdict confirms, 0 if there is none.
         lead: the speedup of the choices over the fallback in the geometric mean; `least_lead` the lowest.
     """
@@ -106,16 +106,16 @@ class Regret(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
-    """The choices by runs on one device, and estimates for shapes that these did not measure.
+    """The choices from runs on one device, and estimates for shapes that these did not measure.
 
     Attributes:
-        run: their names, by commas; `seal` likewise.
-        timing: the clocks that the choices go by.
-        sources: the hash of each kernel that it names, from `ladder.hashes`.
+        run: the names of the runs, separated by commas; `seal` likewise.
+        timing: the clocks that decide the choices.
+        sources: the hash of each kernel that the table names, from `ladder.hashes`.
         error_pct: by implementation, the root mean square distance of speedups from the estimates by other shapes.
         regret: for each clock; empty where no shapes were drawn at random.
-        drawn: the instance of `kernel.best` at those shapes, by their labels, as `Choice.instance`.
-        dropped: labels of drawn shapes that don't count until they are measured again, as `kernel.best` has changed.
+        drawn: the instance of `kernel.best` at the shapes drawn at random, by their labels, as `Choice.instance`.
+        dropped: labels of drawn shapes that don't count until they are measured again: `kernel.best` has changed there.
     """
 
     version: Literal[2] = 2
@@ -139,7 +139,7 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @cached_property
     def named(self) -> list[str]:
-        """The implementations other than the fallback that it may choose, without kernels that have changed since."""
+        """The implementations other than the fallback that the table may choose, without kernels that have changed."""
         names = {choice.implementation for choice in self.choices} | {n for c in self.choices for n in c.speedups}
         rungs = {name: source for name, source in self.sources.items() if name != BEST}
         now = ladder.hashes() if rungs else {}
@@ -149,13 +149,13 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
     def choose(self, shape: Shape, torch: str | None = None) -> str:
         """The implementation to call at a shape: the one chosen there, or else the one expected to be the fastest.
 
-        It is the fallback where nothing is expected to be faster, or nothing near was measured. A wrong choice costs as
-        much as a missed one, so the lead of a choice may be smaller than the error of its estimate. Where `kernel.best`
+        It is the fallback if no candidate is expected to be faster, or no near shape was measured. A wrong choice costs
+        as much as a missed one, so the lead of a choice may be smaller than the error of its estimate. If `kernel.best`
         was chosen and now runs another instance, the shape counts as not measured.
 
         Args:
-            torch: the version of PyTorch that calls it; None for the table's. Under another version PyTorch's backends
-                are the fallback, and a kernel is called where it is ahead of that by more than `MARGIN`.
+            torch: the version of PyTorch in use; None for the table's. Under another version PyTorch's backends are
+                replaced by the fallback, and a kernel is called if its speedup over the fallback is above `MARGIN`.
         """
         moved = torch not in (None, self.torch)
         measured = self._at.get(shape)
@@ -170,7 +170,7 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         """The expected speedups at a shape, of the candidates that all of its `NEAREST` measured shapes have.
 
         It is the mean of their logarithms, weighted by the inverse square of the distance (Shepard 1968). Neighbours
-        have the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
+        have the same head_dim and mask, and also 16 or 32 bits. The shape itself doesn't count as a neighbour.
         """
         own, here = self._at.get(shape), _place(shape)
         alike = ((math.dist(here, its), choice) for choice, its in self._places.get(_kind(shape), []))
@@ -185,18 +185,18 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return {name: math.exp(np.average(some, weights=weights)) for name, some in logs.items()}
 
     def still_runs(self, shape: Shape) -> bool:
-        """Whether a shape was measured, and `kernel.best` runs the same instance there now, and none replaced it."""
+        """Whether a shape was measured, and `kernel.best` still runs the same instance there, not a replacement."""
         measured = self._at.get(shape)
         ran = measured.instance if measured else self.drawn.get(shape.label)
         return ran is not None and ran == self._running(shape) and ran.partition(" ")[0] not in self._replaced
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """By the names of kernels of the ladder that replace the ones that tables know, the hashes of those."""
+        """The hashes of replaced kernels in tables, by the names of the kernels of the ladder that replace them."""
         return {name.removeprefix(PREFIX): own for name, own in ladder.replaced(ladder.load()).items()}
 
     def _holds(self, choice: Choice) -> bool:
-        """Whether `kernel.best` still runs the instance that was measured at a shape, or one that replaces it."""
+        """Whether `kernel.best` still runs the instance that was measured at a shape, or its replacement."""
         running = self._running(choice.shape)
         instance, _, source = running.rpartition(" ")
         earlier = self._replaced.get(running.partition(" ")[0], source)
@@ -227,10 +227,10 @@ def _kind(shape: Shape) -> tuple[int, bool, bool]:
 
 
 def _place(shape: Shape) -> tuple[float, ...]:
-    """The place of a shape among others, in doublings: by heads, queries, heads that share keys, and keys.
+    """The coordinates of a shape, in doublings: heads, queries, heads that share keys, and keys.
 
-    Lengths count as whole tiles, except few queries, which share a tile with other heads. By the lengths themselves,
-    155 keys are next to 128, though cuDNN needs 2 tiles for 155 and 1 for 128.
+    Lengths count as whole tiles, except few queries, which share a tile with other heads. As plain numbers, 155 keys
+    would be near 128, though cuDNN needs 2 tiles for 155 and 1 for 128.
     """
     queries = shape.seq_len if tuning.rows_of(shape) else TILE_QUERIES * math.ceil(shape.seq_len / TILE_QUERIES)
     keys = TILE_KEYS * math.ceil(shape.kv_len / TILE_KEYS)
@@ -239,7 +239,7 @@ def _place(shape: Shape) -> tuple[float, ...]:
 
 
 def identity(device_name: str) -> dict[str, str]:
-    """The runs of a device's table, and its SHA-256 by the name of its file; empty without one; raises as `load`."""
+    """The runs of a device's table, and its SHA-256 by file name; empty if there is no table; raises as `load`."""
     file = path(device_name)
     if not file.is_file():
         return {}
@@ -252,7 +252,7 @@ def path(device_name: str) -> Path:
 
 
 def write(table: Dispatch) -> Path:
-    """Write a table to where `attnlab.attend` looks for it on its device; returns the path."""
+    """Write a table to the file that `attnlab.attend` reads on its device; returns the path."""
     return documents.write(path(table.device), table)
 
 

@@ -1,7 +1,7 @@
 """Nsight Compute's counters, by their names from compute capability 7.0 on, and the readings of the canary."""
 
 ELAPSED, ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
-"""Suffixes for a share of a unit's peak rate, in percent: over the kernel's whole time, over its active cycles."""
+"""Suffixes for the percentage of a unit's peak rate: over the kernel's whole time, or over the active cycles."""
 
 DURATION = "gpu__time_duration.sum"
 CYCLES = "sm__cycles_elapsed.max"
@@ -11,7 +11,7 @@ ISSUED = f"smsp__issue_active.{ACTIVE}"
 ISSUE_SLOTS_USED = f"smsp__issue_active.{ELAPSED}"
 TENSOR_CORES_USED = f"sm__pipe_tensor_cycles_active.{ELAPSED}"
 MATRIX_PRODUCTS_USED = f"sm__pipe_tensor_type_hmma_hgmma_qgmma_imma_igmma_bmma_bgmma_cycles_active.{ELAPSED}"
-"""The tensor cores without HFMA2.MMA, by which compilers load constants; only counted from 9.0 on."""
+"""Activity of the tensor cores without HFMA2.MMA, by which compilers load constants. GPUs before 9.0 lack it."""
 XU_USED = f"sm__inst_executed_pipe_xu.{ELAPSED}"
 FMA_USED = f"sm__pipe_fma_cycles_active.{ELAPSED}"
 ALU_USED = f"sm__pipe_alu_cycles_active.{ELAPSED}"
@@ -43,11 +43,11 @@ WAITS = {
     "tex_throttle": "room for textures",
     "wait": "a fixed latency",
 }
-"""The causes of waiting warps, by the state's name in Nsight Compute's metric; to be selected or not is no wait."""
+"""The causes of stalled warps, by the name in Nsight Compute's metric. (Not) selected warps are not stalled."""
 
 
 def stalled(reason: str) -> str:
-    """Warps that wait for one of `WAITS`, are selected or not, for each instruction that is issued."""
+    """The counter of warps in a state, one of `WAITS`, selected or not_selected, per issued instruction."""
     return f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
 
 
@@ -66,13 +66,13 @@ COUNTERS = (
 
 CANARY = "canary"
 HITS, LATENCY, HIT, MISS = "hits", "latency", "hit", "miss"
-"""The canary's readings of a tensor: lines found in the L2 (%), cycles of a line, and cycles of a hit and a miss."""
+"""The canary's readings of a tensor: lines in the L2 (%), cycles of a line, and cycles of a hit and of a miss."""
 
 
 def of_canary(tensor: str, what: str) -> str:
-    """The name of a reading of Q, K or V by the canary."""
+    """The metric's name for a reading of the canary, such as `HITS`, on the tensor q, k or v."""
     return f"{CANARY}.{tensor}.{what}"
 
 
 RECORDED = (*COUNTERS, CANARY, *(of_canary(tensor, what) for tensor in "qkv" for what in (HITS, LATENCY, HIT, MISS)))
-"""All that a run may record of a metric."""
+"""All names of metrics that a run may record."""

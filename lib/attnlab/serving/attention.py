@@ -1,4 +1,4 @@
-"""`attnlab.attention`: `attend` in place of PyTorch's functions, for models that one can't change."""
+"""`attnlab.attention`: replaces PyTorch's functions by `attend`, for models whose code you can't change."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ KEPT = 16
 TORCHSCRIPT = "aten::scaled_dot_product_attention"
 _lock = Lock()
 Call = Callable[[], Tensor | None]
-"""A call of attention; it gives None where the function before has to be called after all."""
+"""A call of attention; it returns None if the original function has to be called after all."""
 
 
 @contextmanager
@@ -32,16 +32,18 @@ def attention() -> Iterator[None]:
     """Replace PyTorch's functions of attention by `attend` and `attend_ragged` within a block.
 
     These are ``torch.nn.functional.scaled_dot_product_attention`` and ``torch.nn.attention.varlen.varlen_attn``. The
-    function before, PyTorch's or another library's, computes all other calls. These have a mask, dropout, gradients
-    that our kernels don't serve, `is_causal` with unlike numbers of queries and keys, or unlike heads without
-    `enable_gqa`. Or inputs differ in dtype, device or head_dim, or don't have 4 dimensions. It also computes nested
-    tensors that aren't jagged, that have holes or are causal with other offsets of the keys; `varlen_attn` with
-    windows, pages, `seqused_k` or `return_aux`; and sequences of unlike lengths that `kernel.ragged` doesn't serve.
+    original function, PyTorch's or another library's, still computes calls that `attend` doesn't serve:
 
-    The function before is put back when the last of nested or concurrent blocks ends; a saved function of the block
-    calls it from then on. A function that another library put in its place within the block stays.
+    - a mask, dropout, or gradients that our kernels don't serve;
+    - `is_causal` with different numbers of queries and keys, or different numbers of heads without `enable_gqa`;
+    - inputs that differ in dtype, device or head_dim, or don't have 4 dimensions;
+    - nested tensors that aren't jagged, have holes, or are causal with other offsets of the keys;
+    - `varlen_attn` with windows, pages, `seqused_k` or `return_aux`, or lengths that `kernel.ragged` doesn't serve.
 
-    The block holds for all threads of the process. Code that imported a function by its name before, as in
+    The end of the last of nested or concurrent blocks restores the original function; a saved function of the block
+    calls it from then on. If another library replaced the function within the block, its function stays.
+
+    The block affects all threads of the process. Code that imported a function by its name before, as in
     ``from torch.nn.functional import ...``, keeps PyTorch's. Under torch.compile there is no graph break.
     """
     with _lock:
@@ -62,7 +64,7 @@ def attention() -> Iterator[None]:
 
 
 class _InPlace:
-    """PyTorch's function: the call that is `asked` for if one of the `blocks` is open, else the function `before`."""
+    """A replacement of a function: in an open block it makes the call that `asked` returns, else it calls `before`."""
 
     def __init__(self, before: Callable[..., Tensor], asked: Callable[..., Call | None]) -> None:
         update_wrapper(self, before)
@@ -106,7 +108,7 @@ def _asked(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Call | None:
-    """The call that computes the same as PyTorch's function with these arguments; None if there is none."""
+    """The call that computes the same as PyTorch's function with these arguments; None if `attend` serves none."""
     if attn_mask is not None or dropout_p != 0 or not (isinstance(is_causal, bool) and isinstance(enable_gqa, bool)):
         return None
     q, k, v = query, key, value
@@ -125,7 +127,7 @@ def _asked(
 
 
 def _is_served(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
-    """Whether there are no subclasses, other dtypes or modes that ask for SDPA itself."""
+    """Whether `attend` serves these tensors: plain ones of one dtype and device, in no mode that asks for SDPA."""
     finite = scale is None or (isinstance(scale, int | float) and isfinite(scale))
     if not finite or is_tracing() or context.asks_for_sdpa() or not type(q) is type(k) is type(v) is Tensor:
         return False
@@ -164,7 +166,7 @@ def _asked_nested(q: Any, k: Any, v: Any, causal: bool, scale: float | None, gro
 def _asked_varlen(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, **others: Any
 ) -> Call | None:
-    """The call that computes the same as `varlen_attn`, whose causal mask is aligned to the end too."""
+    """The call that computes the same as `varlen_attn` with these arguments; None if there is none."""
     window, grouped = tuple(others.pop("window_size", (-1, -1))), others.pop("enable_gqa", False)
     scale, splits = others.pop("scale", None), others.pop("num_splits", None)
     if window not in ((-1, -1), (-1, 0)) or splits not in (None, 1) or any(o is not None for o in others.values()):
@@ -175,7 +177,7 @@ def _asked_varlen(
 def _asked_packed(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float | None, grouped: bool
 ) -> Call | None:
-    """The call of the kernel for packed sequences, if nothing but the tensors' layouts may be unserved."""
+    """The call of the kernel for packed sequences; None if it can't serve them. Layouts are checked later."""
     casts = q.dim() != 3 or (context.is_autocast(q.device) and q.dtype != torch.get_autocast_dtype(q.device.type))
     wholes = cu_q.dtype in ragged.WHOLE and cu_k.dtype in ragged.WHOLE
     if casts or not wholes or context.needs_gradients(q, k, v):

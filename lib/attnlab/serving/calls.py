@@ -1,4 +1,4 @@
-"""The call of `attend` for tensors of one layout, by a dispatch table and by tuning; it is prepared once."""
+"""The call of `attend` for tensors of one layout, chosen by a dispatch table or by tuning; it is prepared once."""
 
 import math
 import warnings
@@ -31,14 +31,14 @@ from attnlab.study.shapes import Shape
 KIND = Tensor
 VERSION = str(torch.__version__)
 Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The call for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
+"""The call for tensors of one layout; raises Unsupported for tensors that it doesn't serve after all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A call for tensors of one layout; it is settled once tuning has nothing to add.
+    """A call for tensors of one layout; it is settled if tuning can't change it any more.
 
-    Torch's own guards, `is_alike`, compare a layout 3x faster than a key is made of it.
+    `is_alike`, torch's own guards, compares layouts 3x faster than a dictionary key is made.
     """
 
     is_alike: Callable[[Tensor, Tensor, Tensor], bool]
@@ -51,14 +51,14 @@ class Ready:
 NOTHING = Ready(lambda q, k, v: False, False, None, scaled_dot_product_attention, True)
 table: Dispatch | None = None
 layouts: dict[str, str] | None = None
-"""The implementation at each tuned layout, by `layout_words`; None until it and the table are first looked for."""
+"""The implementation at each tuned layout, by `layout_words`; None until it and the table are first loaded."""
 prepared: dict[Hashable, Ready] = {}
 last = NOTHING
-"""The last call, mostly that of the layer before; it has no gradients."""
+"""The last call without gradients, mostly that of the previous layer."""
 
 
 def again(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor | None:
-    """The output of the last call for tensors of the same layout that need no gradients either; None for others."""
+    """The output of the last call, if these tensors have its layout and need no gradients; else None."""
     ready = last
     if context.asks_for_sdpa():
         return None
@@ -90,7 +90,7 @@ def forget() -> None:
 
 
 def guards(*tensors: Tensor) -> Callable[[Tensor, Tensor, Tensor], bool]:
-    """A function that says whether tensors have the layouts of these."""
+    """A function that returns whether other tensors have the layouts of these."""
     guarded = cast(Any, TensorGuards)  # torch's stub has other types
     sizes, strides = ([list(size(tensor)) for tensor in tensors] for size in (Tensor.size, Tensor.stride))
     is_alike: Callable[..., bool] = guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
@@ -103,9 +103,9 @@ def guards(*tensors: Tensor) -> Callable[[Tensor, Tensor, Tensor], bool]:
 def use(source: Path | str | None = None) -> Dispatch | None:
     """Make `attend` use this dispatch table from now on; None for the one that `make dispatch` wrote for this device.
 
-    A named table is used alone, without the layouts that were tuned before. Returns the table; None where this device
-    has none, so that `attend` calls SDPA. A warning says once in a process that the table is of another PyTorch, where
-    `Dispatch.choose` asks for a margin.
+    A named table is used alone, without the layouts that were tuned before. Returns the table; None if this device has
+    none, so that `attend` calls SDPA. One warning per process says that the table is of another PyTorch, for which
+    `Dispatch.choose` requires a margin.
 
     Raises UserError: torch sees no GPU; or the named table can't be read, names an implementation that can't be called,
     or was made on another device. Such a fault in the table of this device is a warning.
@@ -154,7 +154,7 @@ def _callable(made: Dispatch, source: Path) -> Dispatch:
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """The implementation that tuning or the table chose for such tensors; the fallback where neither did."""
+    """The implementation that tuning or the table chose for these tensors; the fallback if neither did."""
     known = tuned_layouts()
     if known and (name := known.get(layout_words(q, k, v, causal, scale))):
         return name
@@ -163,7 +163,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -
 
 
 def tuned_layouts() -> dict[str, str]:
-    """The implementation at each tuned layout, by `layout_words`; the first call looks for them."""
+    """The implementation at each tuned layout, by `layout_words`; the first call reads them."""
     if layouts is None:
         use()
     assert layouts is not None
@@ -177,7 +177,7 @@ def settle(words: str, name: str) -> None:
 
 
 def shape_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape | None:
-    """The shape of such tensors; None for tensors that SDPA computes in any case."""
+    """The shape of these tensors; None if SDPA computes them in any case."""
     alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
     if not alike or (q.ndim, k.ndim) != (4, 4) or q.shape[::3] != k.shape[::3]:
         return None
@@ -190,7 +190,7 @@ def shape_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape | None:
 
 
 def layout_words(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """The layout of tensors that have a shape, in words: all that tuning depends on."""
+    """The layout of tensors as text, the key of tuned layouts: all properties that tuning depends on."""
     each = (f"{name} {tuple(t.shape)} by {t.stride()}" for name, t in zip("QKV", (q, k, v), strict=True))
     return ", ".join([*each, str(q.dtype), ladder.MASKS[causal], "1/√D" if scale is None else "another scale"])
 
@@ -199,13 +199,13 @@ def layout_words(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | N
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a kernel may compute it: it can read the tensors on a GPU, and nothing transforms the call."""
+    """Whether a kernel may compute these: it can read the tensors on a GPU, and no transform or tracer is active."""
     plain = type(q) is type(k) is type(v) is KIND and q.is_cuda and context.in_memory(q, k, v)
     return plain and not context.is_transformed() and not is_tracing() and not context.asks_for_sdpa()
 
 
 def require_tensors(q: Any, k: Any, v: Any, **others: Any) -> None:
-    """Raise TypeError for all but tensors, and ValueError where K and V differ in length: torch may read beyond V."""
+    """Raise TypeError unless all are tensors, and ValueError if K and V differ in length: torch may read beyond V."""
     for name, given in {"q": q, "k": k, "v": v, **others}.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"attend takes tensors, and {name} is of type {type(given).__name__}")
@@ -216,7 +216,7 @@ def require_tensors(q: Any, k: Any, v: Any, **others: Any) -> None:
 
 
 def require_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
-    """Raise as `require_tensors`, and ValueError where torch would fail with its own message, or give NaN."""
+    """Raise as `require_tensors`, and ValueError for arguments with which torch would fail or give NaN."""
     require_tensors(q, k, v)
     if isinstance(scale, float) and not math.isfinite(scale):
         raise ValueError(f"attend takes a finite scale, not {scale}")
@@ -273,7 +273,7 @@ def sdpa_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
 # error, and by its other backends fails with a misaligned address, after which the process can't use the GPU any more.
 def aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
-    """A call of torch on a GPU, for tensors with such strides; copies them if strides or addresses aren't aligned."""
+    """A call of torch for GPU tensors with these strides; copies tensors with unaligned strides or addresses."""
 
     def of_copies(*given: Tensor) -> Tensor:
         return call(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in given))
@@ -287,7 +287,7 @@ def aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
 
 
 def of_nothing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """SDPA of an empty batch, with gradients. On a GPU, SDPA's kernels give None or an error for it."""
+    """SDPA of an empty batch, with gradients. On a GPU, SDPA's kernels return None or fail for it."""
     with sdpa_kernel(SDPBackend.MATH):
         return scaled_dot_product_attention(q, k, v, **options)
 
@@ -323,4 +323,4 @@ def _first(name: str, *options: Any) -> Attention:
 _DIRECT = {"sdpa.flash": _first("flash", 0.0)} | {
     f"sdpa.{name}": _first(name, None, False, 0.0) for name in ("cudnn", "efficient")
 }
-"""SDPA's backends as the operators that it would call: selecting a backend takes longer than many of them run."""
+"""The operators of SDPA's backends, called directly: selecting a backend may take longer than the kernel runs."""

@@ -1,7 +1,7 @@
-"""The samples by which `attnlab.tune` decides: SDPA and the candidates of `attend`, on tensors of one layout.
+"""Take the samples for `attnlab.tune`: SDPA and the candidates of `attend`, on tensors of one layout.
 
-Each candidate is prepared as `attend` prepares it, and is out if it fails the gate. Then all take turns with SDPA,
-which has 2 turns in each round, on each of `session.tune.VALUES`.
+Each candidate is prepared as `attend` prepares it, and is dropped if it fails the gate. Then candidates and SDPA, which
+has 2 turns in each round, are timed in turns on each of `session.tune.VALUES`.
 """
 
 import random
@@ -38,14 +38,14 @@ TOO_SLOW = 1.5  # times as long as SDPA, by a few calls: such a candidate is not
 SECONDS, FEWEST_ROUNDS, MOST_ROUNDS = 2.0, 7, 30  # of all rounds, whose number is within these limits
 AROUND_US = 100.0  # of a sample, besides the calls in it
 Timed = tuple[pd.DataFrame, dict[str, str]]
-"""The samples as `frames.compare` takes them, and the reason of each candidate without samples."""
+"""The samples as `frames.compare` takes them, and the reason why a candidate has none, by its name."""
 
 
 def take(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, timings: Sequence[Timing]) -> Timed:
-    """Time all of `tuned.CANDIDATES` on tensors of this layout, whose values are left alone.
+    """Time all of `tuned.CANDIDATES` on tensors of this layout; the given tensors stay as they are.
 
     Raises:
-        UserError: `attend` calls SDPA for such tensors in any case, or SDPA can't be timed here and now.
+        UserError: `attend` calls SDPA for such tensors in any case, or SDPA can't be timed on this machine now.
         torch.AcceleratorError: the device failed.
     """
     shape = require_shape(q, k, v, causal)
@@ -62,7 +62,7 @@ def take(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, tim
 
 
 def require_shape(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape:
-    """The shape of tensors that can be timed; UserError for others."""
+    """The shape of these tensors; UserError if they can't be timed."""
     if not calls.is_plain(q, k, v):
         raise UserError("attnlab.tune takes plain tensors on an NVIDIA GPU: for others, attend calls SDPA")
     if torch.cuda.is_current_stream_capturing():
@@ -76,7 +76,7 @@ def require_shape(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape:
 
 
 class _Layout:
-    """Tensors of a layout, and the calls on them."""
+    """Tensors of a layout, and each implementation's call on them."""
 
     def __init__(self, shape: Shape, given: tuple[Tensor, ...], scale: float | None) -> None:
         self._shape, self._given, self._scale, self._device = shape, given, scale, given[0].device

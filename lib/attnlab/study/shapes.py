@@ -12,7 +12,7 @@ from attnlab.study import values as kinds
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LENGTHS = ("equal", "spread")
 LAWS = ("uniform <least> <seed>", "log-normal <median> <seed>")
-"""Other lengths, which are drawn."""
+"""Distributions from which lengths are drawn."""
 _LAW = re.compile(r"(uniform|log-normal) ([1-9][0-9]{0,6}) ([0-9]{1,6})")
 DIRECTIONS = ("forward", "training", "backward")
 LAYOUTS = ("heads first", "tokens first")
@@ -24,23 +24,23 @@ class Shape:
     head_dim)``.
 
     Attributes:
-        kv_heads: heads of keys and values, each shared by equally many query heads; 0, the default, for as many as
-            query heads.
+        kv_heads: heads of keys and values, each shared by the same number of query heads; 0, the default, for as
+            many as query heads.
         kv_len: number of keys; 0, the default, for as many as queries. A causal mask is aligned to the end: the last
-            query sees all keys, as where the first keys come from a cache.
-        lengths: ``equal``, or those of sequences end to end without padding, the longest of `seq_len` tokens.
-            ``spread``: the i-th of B has i/B of `seq_len`, rounded up. ``uniform 73 1``: by seed 1, evenly from 73
-            tokens on, which the first has. ``log-normal 512 1``: by seed 1, with the median 512 and a deviation of 1 in
-            the logarithm, clipped to 1 and `seq_len`.
+            query sees all keys, as if the first keys came from a cache.
+        lengths: ``equal``, or those of sequences packed without padding, the longest of `seq_len` tokens. ``spread``:
+            the i-th of B has i/B of `seq_len`, rounded up. ``uniform 73 1``: drawn with seed 1, uniform from 73 tokens,
+            the length of the first. ``log-normal 512 1``: drawn with seed 1, with the median 512 and a standard
+            deviation of 1 in the logarithm, clipped to 1 and `seq_len`.
         direction: ``forward``; ``training``: the forward and the backward pass, with the gradients of Q, K and V; or
-            ``backward``: these gradients alone, from a forward pass that was made before.
+            ``backward``: these gradients alone, after a forward pass that is not timed.
         layout: ``heads first``, contiguous tensors; or ``tokens first``, transposed views of (B, S, H, D), as a model's
             projections leave them.
         scale: the factor of the scores; 0, the default, for 1/√D.
         values: the input distribution of Q, K and V (`attnlab.study.values`).
 
     Raises:
-        ValueError: a size that is not a positive integer, a word that is not known, or axes that don't go together.
+        ValueError: a size is not a positive integer, a word is unknown, or axes don't go together.
     """
 
     batch: int
@@ -113,7 +113,7 @@ class Shape:
 
     @property
     def special(self) -> list[str]:
-        """How it differs from a forward pass of plain self-attention, in words for a caption."""
+        """The differences from a forward pass of plain self-attention, in words for a caption."""
         words = {
             f"{self.kv_heads} KV head{'s' * (self.kv_heads > 1)}": self.kv_heads != self.heads,
             f"{self.kv_len} key{'s' * (self.kv_len > 1)}": self.kv_len != self.seq_len,
@@ -132,17 +132,17 @@ class Shape:
 
     @property
     def plain(self) -> "Shape":
-        """The same shape with standard normal values: shapes that differ in their values alone have it in common."""
+        """The same shape with standard normal values, by which shapes that differ only in their values are grouped."""
         return replace(self, values=kinds.NORMAL)
 
     @property
     def trains(self) -> bool:
-        """Whether gradients are computed, of a gradient of O."""
+        """Whether gradients of Q, K and V are computed."""
         return self.direction != "forward"
 
     @property
     def ragged(self) -> bool:
-        """Whether sequences lie end to end, of unlike lengths."""
+        """Whether sequences of unequal lengths are packed end to end."""
         return self.lengths != "equal"
 
     @property
@@ -151,7 +151,7 @@ class Shape:
         return self.seq_len * self.heads // self.kv_heads
 
     def resized(self, **axes: int | bool | str | float) -> "Shape":
-        """The shape with other axes. If there were as many keys as queries, there still are; likewise for heads."""
+        """The shape with other axes. If the numbers of keys and queries were equal, they stay equal; so do heads."""
         for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
             if getattr(self, axis) == getattr(self, like):
                 axes.setdefault(axis, 0)
@@ -181,15 +181,14 @@ class Shape:
         """Floating-point operations of Q·Kᵀ and P·V, with a multiply-add counted as 2.
 
         ``4·B·H·S²·D``, causal ``2·B·H·S·(S+1)·D``: only scores that the mask leaves count. FlashAttention-2 (arXiv
-        2307.08691, section 4.1) halves the full count instead, which gives ``S/(S+1)`` of this. Training takes 3.5
-        times as many: the backward pass has 5 products of that size (Q·Kᵀ again, dO·Vᵀ, and those for dV, dQ and
-        dK).
+        2307.08691, section 4.1) halves the full count instead, which gives ``S/(S+1)`` of this. Training takes 3.5x as
+        many: the backward pass adds 5 products to these 2 (Q·Kᵀ again, dO·Vᵀ, dV, dQ and dK).
         """
         return {"forward": 4, "training": 14, "backward": 10}[self.direction] * self.scores * self.head_dim
 
     @property
     def bytes(self) -> int:
-        """Compulsory traffic: Q, K and V read once and O written once, or read; with gradients also dO, dQ, dK, dV."""
+        """The least memory traffic: reads of Q, K and V, a write or read of O; with gradients also dO, dQ, dK, dV."""
         tensors = 4 if self.trains else 2
         return tensors * (self.query_elements + self.key_elements) * BYTES_PER_ELEMENT[self.dtype]
 
@@ -217,7 +216,7 @@ class Shape:
 
 @cache
 def _sequences(lengths: str, batch: int, longest: int) -> tuple[int, ...]:
-    """The tokens of each sequence; the last is the longest."""
+    """The number of tokens of each sequence; the last is the longest."""
     if lengths == "equal":
         return (longest,) * batch
     if lengths == "spread":

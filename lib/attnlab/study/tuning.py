@@ -1,4 +1,4 @@
-"""Tunings: which instance of which kernel `kernel.best` runs at a shape, as `make tune` measured it on one device."""
+"""Tunings: the instance of a kernel that `kernel.best` runs at each shape, as `make tune` measured on one device."""
 
 import math
 from collections.abc import Collection
@@ -21,21 +21,21 @@ from attnlab.study.shapes import Shape
 # fastest instance on average, and 4.8 % at most. With a last round that counts as a whole one, 1.5 % and 16 %.
 LAST_ROUND = 0.3
 FEW_QUERIES = 64
-"""The most queries over more keys that count as few."""
+"""The most queries, over more keys, that count as few."""
 MANY_KEYS = 1024
-"""The number of keys from which splitting them pays, where tiles of rows are fewer than the multiprocessors."""
+"""The least number of keys to split, if there are fewer tiles of rows than multiprocessors."""
 BY_VALUES = dict.fromkeys(("lazy", "few", "pairs"), 0.94)
-"""The factor on the latency of a kernel whose time depends on the values, over keys of several tiles.
+"""The factor on the latency of a kernel whose time depends on the values, if keys have several tiles.
 
-Tuning has the slowest of 3 distributions: for these kernels that is stairs, where exact kernels take up to 6 % less.
-On the other 2 these take 10 to 20 % less than on stairs, and exact kernels take the same. So their mean over the 3 is
-at most (1 + 2 x 0.9) / 3 = 0.93 of the slowest; the factor is a little larger."""
+Tuning keeps the slowest of 3 distributions. For these kernels it is "stairs", where exact kernels take up to 6 % less.
+On the other 2 these kernels take 10 to 20 % less, and exact kernels take the same. So their mean over the 3 is at most
+(1 + 2 x 0.9) / 3 = 0.93 of the slowest; the factor is a little larger."""
 ROWS_COUNT = 2
-"""The weight of a distance in rows over one in heads or keys: more rows soon shift the limit from reads to products."""
+"""The weight of distances in rows over heads or keys: more rows soon make a shape compute-bound."""
 
 
 class Place(NamedTuple):
-    """The shape that choices are for, by the fields of a `TileChoice`."""
+    """The fields of a `TileChoice` that describe its shape."""
 
     heads: int
     seq_len: int
@@ -52,7 +52,7 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
         seq_len: the number of queries and of keys; with `rows`, of keys.
         rows: from `packed_rows` where keys may be split; 0 elsewhere.
         `rung`: the kernel's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
-        latency_us: its median.
+        latency_us: the median.
     """
 
     heads: Size
@@ -66,21 +66,21 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def place(self) -> Place:
-        """The shape that it is for."""
+        """The fields that describe the shape."""
         return Place(self.heads, self.seq_len, self.head_dim, self.causal, self.rows)
 
     def distance(self, shape: Shape) -> float:
-        """How far its lengths and heads, and its rows if it has any, are from those of a shape, in doublings."""
+        """The distance of its lengths, heads and rows, if it has any, from those of a shape, in doublings."""
         heads = _heads(shape, self.rows)
         rows = (self.rows / shape.rows) ** ROWS_COUNT if self.rows else 1
         return math.hypot(*map(math.log2, (self.seq_len / shape.kv_len, self.heads / heads, rows)))
 
     def expected_us(self, tile: Tile, shape: Shape, multiprocessors: int) -> float:
-        """About how long its tile takes at a shape near its own: its latency by its rounds and its passes.
+        """The estimated latency of its tile at a near shape: its own, scaled by rounds and by passes.
 
         In a round each multiprocessor has one work item. Items that run at once on one multiprocessor share it, and
-        count as if they took turns. In a pass an item goes through as many keys as a tile holds. Under a causal mask
-        items differ in length and even out, and with `rows` keys may be split: it is not scaled there.
+        count as if they took turns. In a pass an item reads as many keys as a tile holds. The latency is not scaled
+        under a causal mask, where items of different lengths even out, nor with `rows`, where keys may be split.
         """
         latency_us = self.latency_us * (BY_VALUES.get(self.rung, 1.0) if shape.kv_len > tile.keys else 1.0)
         if self.causal or self.rows:
@@ -90,21 +90,21 @@ class TileChoice(BaseModel, extra="forbid", frozen=True, strict=True):
         return latency_us * rounds * math.ceil(shape.kv_len / tile.keys) / math.ceil(self.seq_len / tile.keys)
 
     def instance(self, every: Collection[Rung]) -> tuple[Rung, Tile]:
-        """The kernel and the tile that it names, among `every`, the kernels that it was made of."""
+        """The kernel and the tile of this choice, from `every`, the tuned kernels."""
         named = (self.head_dim, self.tile)
         (rung,) = (rung for rung in every if rung.name == self.rung)
         return rung, next(tile for tile in rung.tiles if (tile.head_dim, tile.name) == named)
 
 
 def rows_of(shape: Shape) -> int:
-    """The queries of all heads that share a head of K and V, if there are few and more keys; else 0."""
+    """The queries of all heads that share a head of K and V, if queries are few and keys are more; else 0."""
     return shape.rows if shape.seq_len <= FEW_QUERIES and shape.seq_len < shape.kv_len else 0
 
 
 def packed_rows(shape: Shape, multiprocessors: int) -> int:
-    """The queries of all heads that share a head of K and V, where choices go by them: where keys may be split.
+    """The queries of all heads that share a head of K and V, if keys may be split; else 0.
 
-    There queries are few, or their tiles leave multiprocessors idle while keys are many; elsewhere it is 0.
+    Keys may be split if queries are few, or if tiles of queries leave multiprocessors idle and keys are many.
     """
     tiles = shape.batch * shape.kv_heads * math.ceil(shape.rows / ladder.TILE_ROWS)
     unfilled = tiles < multiprocessors and shape.kv_len >= MANY_KEYS
@@ -123,7 +123,7 @@ def _heads(shape: Shape, rows: int) -> int:
 
 
 def _rounds(items: int, multiprocessors: int) -> float:
-    """The rounds that these work items take. The last one is shorter, the fewer multiprocessors have an item."""
+    """The rounds that these work items take. The last round is shorter if fewer multiprocessors have an item."""
     whole, left = divmod(items, multiprocessors)
     return whole + (LAST_ROUND + (1 - LAST_ROUND) * left / multiprocessors if left else 0)
 
@@ -155,13 +155,13 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
     def choice(self, shape: Shape) -> TileChoice:
         """The choice expected to be the fastest here, among those at the nearest shape of the same head_dim and mask.
 
-        Only instances count that serve this number of keys, and this layout, these heads and this scale, for any
-        values. Where keys may be split, choices at such shapes come first, if there are any; the tile is then one for
-        these rows. If this head_dim was not tuned, the choice is the ladder's last kernel that was chosen at another
-        and serves the shape. It splits keys only where they may be split. Its `latency_us` is of the other head_dim.
+        Only instances that serve this shape, layout and scale for any values count. If keys may be split, choices at
+        such shapes come first, with a tile for these rows. If this head_dim was not tuned, the choice is the ladder's
+        last kernel that was chosen at another head_dim and serves the shape. It splits keys only if they may be split.
+        Its `latency_us` is that of the other head_dim.
 
         Raises:
-            UserError: there is none, or a kernel changed since.
+            UserError: no instance serves the shape, or a kernel changed after the tuning.
         """
         shape = shape.plain
         kinds = (True, False) if packed_rows(shape, self.multiprocessors) else (False,)
@@ -187,7 +187,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
     def instance(self, choice: TileChoice) -> tuple[Rung, Tile]:
-        """The kernel and the tile of a choice; UserError if the kernel changed since. The ladder is read once."""
+        """The kernel and the tile of a choice; UserError if the kernel changed after the tuning."""
         every, now = self._ladder
         name = PREFIX + choice.rung
         if name not in now or self.sources.get(name) not in now[name]:
@@ -195,7 +195,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
         return choice.instance(every)
 
     def running(self, shape: Shape) -> str:
-        """The instance of `kernel.best` at a shape: kernel, tile and the kernel's hash; empty if nothing serves it."""
+        """The instance of `kernel.best` at a shape: kernel, tile and the kernel's hash; empty if none serves it."""
         try:
             choice = self.choice(shape)
         except UserError:
@@ -204,7 +204,7 @@ class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @cached_property
     def _ladder(self) -> tuple[tuple[Rung, ...], dict[str, set[str]]]:
-        """All kernels, and by name the hashes by which a tuning may know each."""
+        """All kernels, and for each name the hashes that a tuning may have for it. The ladder is read once."""
         every = ladder.load()
         earlier = ladder.replaced(every)
         return every, {name: {own, earlier.get(name, own)} for name, own in ladder.hashes(every).items()}
@@ -234,7 +234,7 @@ def write(tuning: Tuning) -> Path:
 
 
 def load(device_name: str) -> Tuning:
-    """The tuning of the device of this name; UserError if its file is absent, no tuning, or of another device."""
+    """The tuning of the device of this name; UserError if its file is absent, invalid, or of another device."""
     source, absent = path(device_name), f"no tuning for {device_name}: run `make tune`"
     tuning = documents.read(source, Tuning, "tuning", absent, "make tune")
     if tuning.device != device_name:
@@ -244,13 +244,13 @@ def load(device_name: str) -> Tuning:
 
 
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
-    """The hash of each kernel among `names` that is there, and of each user's function, by implementation.
+    """The hash of each existing kernel among `names`, and of each user's function, by implementation.
 
     A kernel's is from `ladder.hashes`; aliases of `kernel.fp8` have its hash. That of `kernel.best` is a SHA-256 over
-    the choices for this device and the hashes of their kernels, which are returned too. A function has its file's.
+    the choices for this device and the hashes of their kernels, which are returned too. A function's is its file's.
 
     Raises:
-        UserError: `kernel.best` is among the names, and the file of the tuning holds none; a module is not found.
+        UserError: `kernel.best` is among the names, and the file of the tuning is invalid; or a module is not found.
     """
     own = callables.hashes(names)
     if not any(name.startswith(PREFIX) for name in names):

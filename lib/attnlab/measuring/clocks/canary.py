@@ -1,7 +1,7 @@
-"""A canary in place of the call that a clock would time: it finds out which lines the L2 holds when timing begins.
+"""A canary: a kernel that replaces the timed call, and finds out which cache lines the L2 holds when timing begins.
 
 It reads lines of Q, K and V that were chosen beforehand, one after the other, and times each of them. The times of a
-hit and of a miss are measured first, on lines that are certain to be one or the other.
+hit and of a miss are measured first, on lines that are certain to hit or to miss.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Canary:
         return [Sighting(row, self.hit_cycles, self.miss_cycles) for row in cycles.cpu().numpy()]
 
     def _prepared(self, sets: list[torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """A launch that reads lines of each tensor, and the tensor to which it writes their cycles."""
+        """A launch that reads lines of each tensor, and the tensor to which it writes the cycles of each read."""
         import cupy
 
         where = torch.from_numpy(np.stack([self._lines(held.nbytes) for held in sets])).to(self._device)

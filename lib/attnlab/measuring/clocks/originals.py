@@ -1,4 +1,4 @@
-"""The functions that time samples, taken when this is imported: before any implementation, which shares the process."""
+"""Torch's timing functions, saved before any implementation is imported: it shares the process and may patch them."""
 
 import time
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ elapsed_ms = torch.cuda.Event.elapsed_time
 
 @contextmanager
 def intact() -> Iterator[None]:
-    """A context in which an implementation runs; parts of the clock that it replaces are put back.
+    """A context in which an implementation runs; parts of the clock that it replaces are restored.
 
     Raises:
-        Broken: it replaced a part, or set part of the L2 aside, where lines outlast the flush of a cold sample.
+        Broken: it replaced a part, or reserved part of the L2, where lines outlast the flush of a cold sample.
     """
     set_aside = _set_aside_bytes()
     try:
@@ -50,7 +50,7 @@ _TAKEN = _now()
 
 
 def _put_back(set_aside: int | None, cause: Exception | None = None) -> None:
-    """Undo all replacements, additions and L2 set aside; raise Broken, which names them, if there were any."""
+    """Undo all replacements, additions and L2 reservations; if there were any, raise Broken, which names them."""
     now, found = _now(), []
     changed = [key for key in now | _TAKEN if now.get(key) is not _TAKEN.get(key)]
     for owner, name in changed:
@@ -71,7 +71,7 @@ def _put_back(set_aside: int | None, cause: Exception | None = None) -> None:
 
 
 def _set_aside_bytes() -> int | None:
-    """The part of the L2 that is for persisting lines; None where no GPU is in use, or it doesn't say."""
+    """The bytes of the L2 reserved for persisting lines; None if no GPU is in use, or it doesn't report them."""
     if not torch.cuda.is_initialized():
         return None
     try:

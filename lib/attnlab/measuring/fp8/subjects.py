@@ -1,9 +1,9 @@
 """Implementations in FP8 that a study names, at shapes in float16 and bfloat16.
 
 `kernel.fp8` and `peer.cudnn_fp8` are given Q, K and V in e4m3. These are rounded outside of the timed window, each
-time that the inputs change. `kernel.fp8_quantizing` is timed with all the work of a program that has them in 16 bits.
-Each kernel has a variant whose Q and K are rotated before they are rounded; the kernel can't tell. All are compared
-with attention of the numbers that their e4m3 inputs stand for.
+time that the inputs change. `kernel.fp8_quantizing` takes 16-bit tensors, and its time includes the rounding. Each
+kernel has a variant whose Q and K are rotated before they are rounded; the kernel itself is the same. The reference is
+attention of the dequantised e4m3 inputs.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ from attnlab.study.shapes import Shape
 
 
 class RoundedWindows:
-    """Windows of inputs in e4m3, as they were when this was refreshed.
+    """Windows of inputs in e4m3, as they were at the last refresh.
 
-    All windows are rounded at once, so that neighbours share memory here too. A head has the scale that it would have
-    by itself; a single scale is that of all windows.
+    All windows are rounded at once, so that neighbours share memory here too. A scale per head is that of the head
+    alone; a scale per tensor is that of all windows.
     """
 
     def __init__(self, windows: Windows, operands: "InE4M3") -> None:
@@ -56,7 +56,7 @@ class RoundedWindows:
         return tuple(Quantized(v, f[..., 0], v.shape[2]) for v, f in zip(values, factors, strict=True))
 
     def refresh(self) -> None:
-        """Round the values that are in place now, on the current stream; on a GPU by a single launch of a graph."""
+        """Round the current values of the inputs, on the current stream; on a GPU by one graph launch."""
         if self._values[0].is_cuda and self._graph is None:
             self._quantize()  # one-time work can't be captured
             self._graph = torch.cuda.CUDAGraph()
@@ -74,9 +74,9 @@ class RoundedWindows:
 
 
 class RoundedNumbers(Numbers):
-    """The numbers of a window that is rounded.
+    """The numbers of a rounded window, from which the reference is computed.
 
-    Only cuDNN takes one scale for a tensor, and it was made to give e4m3. Such an output is divided by the scale of V,
+    Only cuDNN takes one scale for a tensor, and its plan may write e4m3. Such an output is divided by the scale of V,
     and is widened before it is compared.
     """
 
@@ -107,7 +107,7 @@ class InE4M3(Operands):
     """Q, K and V rounded to e4m3.
 
     Attributes:
-        scales: one of `quantize.SCALES` but blocks; `rotated` is whether Q and K are rotated first.
+        scales: one of `quantize.SCALES` except blocks; `rotated` is whether Q and K are rotated first.
     """
 
     scales: str = "head"
@@ -116,13 +116,12 @@ class InE4M3(Operands):
     def round(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Quantized, Quantized, Quantized]:
         """Q, K and V in e4m3.
 
-        Products of rotated rows are those of the rows, so that attention of the dequantised tensors needs no turning
-        back.
+        Rotation keeps the products of rows, so that attention of the dequantised tensors needs no inverse rotation.
         """
         return quantize(q, k, v, self.scales, rotated=self.rotated)
 
     def rounded(self, windows: Windows) -> RoundedWindows:
-        """Windows in e4m3, made of their values when they are refreshed, and kept with them.
+        """The windows in e4m3, which `refresh` rounds from their values; kept with them.
 
         Raises:
             Unsupported: no head has rows in one window alone, the inputs are more than Q, K and V, or
@@ -172,13 +171,13 @@ class E4M3Implementation(Implementation):
 def kernel(
     q: Quantized, k: Quantized, v: Quantized, causal: bool, dtype: torch.dtype, scale: float | None = None
 ) -> Tensor:
-    """The kernel in e4m3; raises as `ScaledKernel.of_scales` does."""
+    """The output of the kernel in e4m3; raises as `ScaledKernel.of_scales` does."""
     scales = (q.scales, k.scales, v.scales)
     return rung().of_scales(q.values, k.values, v.values, scales, causal, scale, dtype)
 
 
 def quantizing(operands: InE4M3, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """The same of 16-bit tensors, which it rounds; raises Unsupported too where the quantising kernel can't do that."""
+    """The same for 16-bit tensors, which it rounds first; raises Unsupported if the quantising kernel can't."""
     if not quantizing_kernel.serves(q, k, v):
         dims = " or ".join(map(str, quantizing_kernel.HEAD_DIMS))
         raise Unsupported(f"{FP8_QUANTIZING[0]} takes float16 or bfloat16 of head_dim {dims} on Hopper, where CuPy is")
@@ -186,7 +185,7 @@ def quantizing(operands: InE4M3, q: Tensor, k: Tensor, v: Tensor, causal: bool, 
 
 
 def _resources(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
-    """The resources of the kernel for tensors of this layout, contiguous and in e4m3."""
+    """The resources of the kernel for contiguous e4m3 tensors of this shape."""
     queries, keys, values = (torch.empty(tensor.shape, dtype=E4M3, device=tensor.device) for tensor in (q, k, v))
     return rungs.needs(rung().prepared_scaled(queries, keys, values, causal, scale, q.dtype))
 

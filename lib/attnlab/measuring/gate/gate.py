@@ -1,15 +1,15 @@
-"""The gate: nothing is timed whose result is wrong, or right for the wrong reason.
+"""The gate: checks that an implementation passes before it is timed.
 
 An output is compared with the float64 oracle, and the way in which it was computed is checked as well
 (docs/method.md has the reasons). Each of these fails a check:
 
 - elements that were not written, or are not finite: memory is poisoned before each run;
 - bytes written outside the output: it is between guards, if the implementation allocates it with `outputs.like`;
-- an output that is no plain tensor, so that it may be computed only when it is looked at;
+- an output that is no plain tensor, since a subclass may compute it only when it is read;
 - inputs that were changed, or returned as the output;
 - the output for earlier inputs: inputs change in place from check to check, and a returned output is poisoned;
-- in a call that has to repeat itself, 2 runs that differ in any bit; elsewhere, runs that differ more and more. Shared
-  memory and registers of the multiprocessors hold other values in the second run;
+- in a call that has to be deterministic, 2 runs that differ in any bit; elsewhere, runs that differ more and more.
+  Shared memory and registers of the multiprocessors hold other values in the second run;
 - work that the calling stream does not order. The second run is called before that stream has written the inputs. That
   stream copies its output at once. A graph captured from the stream has to compute the result by itself.
 """
@@ -51,18 +51,18 @@ class Gate:
     may cost more than the framework's own error, and then takes its place (`rounding.unavoidable`). In a forward pass
     on normal inputs this holds for the largest error only, as a mean is not small by luck.
 
-    An implementation that multiplies other numbers than its inputs is held to those: the oracle and the framework's own
-    error are of those. The distance of its output from attention of the inputs as they were drawn is noted as well, and
-    nothing fails by it.
+    An implementation that multiplies other numbers than its inputs, such as e4m3 ones, is checked on those: they give
+    the oracle and the framework's own error. The distance of its output from attention of the inputs as drawn is
+    recorded too, but is no check.
 
     Args:
-        given: Q, K and V, in training also the gradient of O; only the gate may change them.
+        given: Q, K and V, and in training the gradient of O; only the gate may change them.
         kind: the shape's values, or one of `schema.EXTREMES`.
         heads: in a forward pass, the heads whose values are compared, numbered over all batches; None for all. All
             other checks cover every head.
         sequences: the lengths of sequences that are packed end to end; empty if a batch has one length.
         scale: the factor of the scores; None for 1/√D.
-        numbers: those that are multiplied; by default, the inputs as they are.
+        numbers: the numbers that are multiplied; by default, the inputs.
         backward: whether a call returns dQ, dK and dV alone.
     """
 
@@ -108,7 +108,7 @@ class Gate:
         """Compare an output for this gate's inputs with the oracle.
 
         Args:
-            output: O; in training O, dQ, dK and dV, or the last 3. The check is of the one whose error is the worst.
+            output: O; in training O, dQ, dK and dV, or the last 3. The tensor with the worst error decides.
             faults: faults that are already known.
         """
         returned = outputs.each(output)
@@ -120,11 +120,11 @@ class Gate:
         return max(checks, key=lambda check: check.strain)
 
     def examine(self, call: Call, earlier: set[bytes] | None = None, repeats: bool = True) -> Check:
-        """Run `call` twice or more, and check its output and the way in which it is computed.
+        """Run `call` at least twice, and check its output and the way in which it is computed.
 
         Args:
-            earlier: fingerprints of the outputs for earlier inputs, to which that of this output is added.
-            repeats: whether all outputs have to be bitwise the same in every run.
+            earlier: fingerprints of the outputs for earlier inputs; that of this output is added.
+            repeats: whether every run has to give the same bits.
         """
         self._returned = None
         first, faults = self._run(call, 0)
@@ -173,11 +173,11 @@ class Gate:
 
     @property
     def allowed(self) -> list[Error]:
-        """The errors with which each tensor that a call returns passes."""
+        """The largest errors with which each tensor that a call returns passes."""
         return [Check(NONE, *bounds).allowed for bounds in self._bounds]
 
     def _worst(self, runs: list[Tensors], faults: list[str], differing: int, repeats: bool) -> Check:
-        """The check of the first run, or, if runs may differ, of the one with the largest error."""
+        """The check of the first run; if runs may differ, that of the run with the largest error."""
         checked = runs[:1] if repeats else runs
         worst = max((self.check(run, faults) for run in checked), key=lambda check: check.strain)
         wanted = None if self._misshapen(runs[0]) else self._of_drawn
@@ -185,7 +185,7 @@ class Gate:
         return replace(worst, differing=differing, drawn=drawn)
 
     def _growing(self, call: Call, first: Tensors) -> list[str]:
-        """The fault of an implementation that differs from its first run more and more."""
+        """The fault of an implementation whose runs differ more and more from its first run."""
         found = [unlike(first, self._run(call, 1)[0]) for _ in range(RUNS)]
         if all(before < after for before, after in pairwise(found)) and found[-1] >= GROWTH * max(1, found[0]):
             counts = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
@@ -219,7 +219,7 @@ class Gate:
                 held.copy_(value)
 
     def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
-        """The faults of a run, apart from its errors; `at_once` are copies that its own stream made."""
+        """The faults of a run, apart from its errors; `at_once` are copies that the calling stream made."""
         faults = guards.overruns()
         named = zip(("Q", "K", "V", "dO"), self._inputs, self._values, strict=False)
         if changed := [name for name, held, value in named if unlike((held,), (value,))]:
@@ -231,7 +231,7 @@ class Gate:
         return faults
 
     def _faults_of(self, output: Tensor, at_once: Tensor, earlier: Tensor | None, guards: outputs.Guards) -> list[str]:
-        """The faults of one returned tensor; `earlier` is the one that the run before returned in its place."""
+        """The faults of one returned tensor; `earlier` is the same tensor of the previous run."""
         if wrong := outputs.disguised(output, self._inputs[0].device):
             return [wrong]
         if any(_overlap(output, held) for held in self._inputs):
@@ -258,14 +258,14 @@ class Gate:
 
 
 def _judged(returned: Tensors) -> Tensor:
-    """O; of a backward pass alone all gradients, by whose elements together its accuracy is judged."""
+    """The tensor whose accuracy is judged: O, or for a backward pass alone all gradients in one tensor."""
     return torch.cat([tensor.flatten() for tensor in returned]) if len(returned) == 3 else returned[0]
 
 
 def _unavoidable(
     given: Tensors, causal: bool, kind: str, exact: Tensors, sequences: tuple[int, ...], scale: float | None
 ) -> Sequence[Error]:
-    """The errors that rounding to float32 may cause in each output of any implementation; see `Gate`."""
+    """The errors that rounding scores to float32 may cause in each output of any implementation; see `Gate`."""
     if len(given) > 3:  # of one key, dQ and dK are exactly 0, and so may be the framework's
         counts = given[0].dtype == torch.float32 or given[1].shape[2] == 1
         return rounding.unavoidable_in_training(given, causal, scale) if counts else len(OUTPUTS) * [NONE]
@@ -284,7 +284,7 @@ def _replayed(replay: Replay) -> Tensor | Tensors:
 
 
 def unlike(first: Tensors, second: Tensors) -> int:
-    """The number of elements in which tensors differ in any bit, without those that are NaN in both."""
+    """The number of elements that differ in any bit, without those that are NaN in both."""
     return sum(
         int(((_bits(one) != _bits(other)) & ~(one.isnan() & other.isnan())).sum())
         for one, other in zip(first, second, strict=True)

@@ -1,4 +1,4 @@
-"""Tools that run in a separate process, Nsight Compute above all: their output, or why they don't run."""
+"""Run tools in a separate process, mostly Nsight Compute: their output, or the reason why they don't run."""
 
 import csv
 import math
@@ -16,11 +16,11 @@ LONGEST_REASON = 200
 SEPARATOR = "spin_kernel"
 """The kernel that `torch.cuda._sleep` launches: it separates calls where kernels are traced or counted."""
 PLAN = "plan: "
-"""The start of the lines in which a process of ours reports its steps to the one that started it."""
+"""The start of the lines in which a process reports its steps to its parent process."""
 
 
 class Refused(Exception):
-    """A tool did not do its task; the message says why."""
+    """A tool failed; the message says why."""
 
 
 def find_ncu() -> str:
@@ -43,12 +43,12 @@ def ncu_options(metrics: Iterable[str]) -> list[str]:
 
 
 def ncu_calls(printed: str) -> tuple[dict[str, str], list[list[dict[str, str]]]]:
-    """The units in the raw CSV that ncu printed, and the launches of each call, by the names in its header.
+    """The units in ncu's raw CSV by column, and for each call its launches, each a row by column.
 
     A call ends with a launch of `SEPARATOR`, or with the last launch.
 
     Raises:
-        Refused: it printed no such table; the message is its reason.
+        Refused: ncu printed no such table; the message is its reason.
     """
     # The output of the profiled process stands between the rows.
     table = "".join(printed.partition('"ID",')[1:])
@@ -69,7 +69,7 @@ def output(command: list[str], timeout_s: float) -> str:
     """The output of a command, on both streams.
 
     Raises:
-        Refused: it can't be run, or takes longer than `timeout_s`.
+        Refused: the command can't be run, or takes longer than `timeout_s`.
     """
     # It finds the modules that this process finds. In a session of its own, nothing that it starts outlives it.
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -108,7 +108,7 @@ def reason(printed: str) -> str:
 
 
 def to_number(text: str) -> float:
-    """A number as ncu prints it, with commas between groups of digits; NaN for anything else."""
+    """Parse a number as ncu prints it, with commas between groups of digits; NaN for anything else."""
     try:
         return float(text.replace(",", ""))
     except ValueError:

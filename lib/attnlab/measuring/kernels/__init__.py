@@ -1,1 +1,1 @@
-"""The kernels of the ladder: compiled by CuPy, prepared for tensors of a layout, launched."""
+"""Compile the kernels of the ladder with CuPy, prepare them for tensors of a layout, and launch them."""

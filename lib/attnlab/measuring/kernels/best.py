@@ -14,7 +14,7 @@ from attnlab.study.shapes import LAYOUTS, Shape
 
 
 class Best(Launcher):
-    """The choices of this device's tuning, as it was when it was first asked."""
+    """Launches of the instances that this device's tuning chose; the tuning is read once, at the first call."""
 
     def __init__(self) -> None:
         super().__init__()

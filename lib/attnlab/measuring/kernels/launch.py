@@ -1,4 +1,4 @@
-"""One launch of a kernel, prepared: `Launch.__call__` is the whole cost of a call to the host."""
+"""One prepared launch of a kernel: `Launch.__call__` is all the work of the host for a call."""
 
 import ctypes
 import threading
@@ -19,7 +19,7 @@ Addresses = tuple[int, ...]
 MERGE_THREADS = 128
 MERGE_COLUMNS = 128
 MERGE_WARPS = MERGE_THREADS // 32
-# The driver asks that a map in the host's memory is at a multiple of this.
+# The driver requires that a tensor map in host memory is aligned to this many bytes.
 ALIGNMENT = 64
 
 
@@ -209,7 +209,7 @@ class SplitLaunch(Launch):
         tables: Addresses = ()
         if self.pages is not None:
             tables = (0 if block_table is None else block_table.data_ptr(),)
-        # Held until both are launched: nobody else on this stream gets its memory before.
+        # Held until both are launched, so that no other tensor on this stream gets its memory before.
         workspace = (
             torch.empty(self.workspace_floats, dtype=torch.float32, device=q.device) if self.workspace_floats else None
         )

@@ -1,4 +1,4 @@
-"""Tensor maps: how a kernel's tensor memory accelerator (TMA) finds a tensor in memory."""
+"""Tensor maps, by which the tensor memory accelerator (TMA) finds a tensor in memory."""
 
 import ctypes
 import math
@@ -15,13 +15,13 @@ BYTES = 128
 """The size of a CUtensorMap."""
 # Columns of a tensor map's box: 64 elements of 16 bits are the 128 bytes that its swizzle spans.
 BOX_COLUMNS = 64
-# The driver's limits of addresses and of strides, in bytes (cuTensorMapEncodeTiled).
+# The driver's alignment of addresses and strides, and its limit of strides, in bytes (cuTensorMapEncodeTiled).
 ALIGNMENT = 16
 FARTHEST = 2**40
 MISALIGNED = f"tensors have to begin at addresses that are multiples of {ALIGNMENT}"
-# The rows of a map of sequences of unlike lengths, as kernels/15_ragged.cu has them.
+# The rows of a map of sequences of unequal lengths, as kernels/15_ragged.cu declares them.
 RAGGED_ROWS = 2**30
-# Kernels that take views pack a head, and its batch above it, into 32 bits; all number their work items in 31.
+# Kernels that take views pack batch and head into 32 bits, the head lowest. Numbers of work items have 31 bits.
 MOST_HEADS, MOST_BATCHES, MOST_ITEMS = 2**16 - 1, 2**15 - 1, 2**31 - 1
 
 

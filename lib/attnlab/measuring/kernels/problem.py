@@ -1,11 +1,11 @@
-"""The problem of a kernel as its source declares it, and how its work is dealt among CTAs.
+"""The problem structs that kernels take as arguments, and how work is distributed over CTAs.
 
-A kernel that takes views has one as kernels/hopper.cuh declares it. CTAs take an item each, round by round. Without the
-mask all take about equally long, and the last round is split into shares. Under the mask heads are scheduled in
-sections, the longest items of each first, and to and fro from round to round. `TileScheduler` in kernels/jobs.cuh
-carries it out.
+A kernel that takes views has the struct of kernels/hopper.cuh. In each round, every CTA takes one work item. Without a
+mask all items take about equally long, and those of the last round are split into shares. Under the mask heads are
+scheduled in sections, the longest items first, and the order of the CTAs reverses from round to round.
+`TileScheduler` in kernels/jobs.cuh implements this.
 
-A kernel that splits keys has one as kernels/12_few.cu declares it: each CTA has a tile of rows and a part of the keys.
+A kernel that splits keys has the struct of kernels/12_few.cu: each CTA has a tile of rows and a part of the keys.
 """
 
 import ctypes
@@ -20,33 +20,33 @@ from torch import Tensor
 from attnlab.study.ladder import Tile
 
 # Fitted to trials on an H200 and an H100, 25 shapes and tiles with up to 14 sections each: the choice was 0.3 % slower
-# than the best section on average, and 2 % at most. Tiles that an item costs besides its own:
+# than the best section on average, and 2 % at most. The fixed cost of a work item, in tiles of keys:
 ITEM_TILES = 0.5
-# The cost of a section whose K and V fill the L2, if a head has one item; it falls with their number, to this power.
+# The cost of a section whose K and V fill the L2, if a head has one item. It falls with the items, to this power.
 READ_COST, READ_POWER = 1.5, 1.5
-# With fewer heads nothing is gained.
+# With fewer heads, sections gain nothing.
 LEAST_HEADS = 4
-# For kernels that split keys, in units of a CTA's time for a tile of keys: the cost of a CTA besides its tiles, and of
-# the second launch. Rows whose results take as long as a tile of keys to merge, in a cluster of any size, and by way of
-# the workspace. How much faster a multiprocessor reads with 2 CTAs than with 1. Its part of the time for a tile with
-# its only CTA, of few rows, while others are idle and leave it the memory. Fitted to trials of every split at 48 shapes
-# on an H200: 0.5 % slower than the fastest on average, and 5 % at most.
+# For kernels that split keys; the unit of time is that of a CTA for a tile of keys. The fixed cost of a CTA, and of the
+# second launch. The rows that are merged in this unit, in a cluster and through the workspace. The speedup of a
+# multiprocessor's reads with 2 CTAs over 1. The time of a tile where a multiprocessor has 1 CTA of few rows and others
+# are idle, and the most rows that are few. Fitted to trials of every split at 48 shapes on an H200: the choice was
+# 0.5 % slower than the fastest on average, and 5 % at most.
 START_TILES, MERGE_TILES = 6.0, 1.0
 CLUSTER_ROWS, WORKSPACE_ROWS = 160, 3200
 TOGETHER = 1.2
 ALONE, FEW_ROWS = 0.8, 64
-# For the kernel that splits keys by lengths: the parts that it aims at, for each CTA that is held at once. By a
-# simulation of CTAs that share the memory, 3 lose 3 to 10 %, 1 loses 10 to 30 %, and more write more results.
+# For the kernel that splits keys by lengths: its parts for each resident CTA, about. In a simulation of CTAs that share
+# the memory bandwidth, 3 parts lose 3 to 10 %, 1 part loses 10 to 30 %, and more parts write more results.
 PARTS_HELD = 3
 LEAST_TILES = 2  # of a part, as its source says
-# The sizes of clusters, as the kernel's merge has them. Up to 8 are portable.
+# The cluster sizes that the kernel's merge supports. Up to 8 are portable.
 CLUSTERS = (1, 2, 4, 8, 16)
 # More rounds of CTAs than this are not tried, unless there are as many without a split.
 MOST_ROUNDS = 8
 
 
 class Divisor(ctypes.Structure):
-    """A divisor above 0, by which one multiplication divides (Granlund & Montgomery 1994, section 4).
+    """A positive divisor, with the factor and shift that replace division (Granlund & Montgomery 1994, section 4).
 
     The quotient ``n // by`` is ``(2 * n * factor >> 32) >> shift`` for 0 <= n < 2**31.
     """
@@ -63,12 +63,12 @@ class Divisor(ctypes.Structure):
 class Problem(ctypes.Structure):
     """Batch, heads and lengths, and the schedule of a persistent kernel's work items.
 
-    `sharing` heads have the same K and V, and a head has `items` work items. Where those have one block of queries
-    each, they count as one head. Its blocks are those of `joined` others, `head_step` apart, and see all keys.
-    Elsewhere its blocks are `row_step` apart. `last_key` is the last that a head's first query sees.
+    `sharing` query heads have the same K and V, and a head has `items` work items. If each of these heads has one block
+    of queries, they count as 1 head: its blocks are its own and `joined` others', `head_step` apart, and see all keys.
+    Otherwise its blocks are `row_step` apart. `last_key` is the last key that a head's first query sees.
 
-    Under the mask, items are scheduled in sections of `section` heads, `rest` in the last one. Without it, each after
-    the first `whole` is split into `shares`, and from round to round each of the `ctas` CTAs moves on by `step`.
+    Under the mask, items are scheduled in sections of `section` heads, the last of `rest`. Without it, items after the
+    first `whole` are split into `shares`, and from round to round each of the `ctas` CTAs moves on by `step`.
     """
 
     _fields_ = (
@@ -85,7 +85,7 @@ class Problem(ctypes.Structure):
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, causal: bool, scale: float, tile: Tile, ctas: int, l2_bytes: int) -> "Problem":
-        """The problem of these queries and keys, for `ctas` CTAs that work with `tile`."""
+        """The problem for these Q and K, with `ctas` CTAs of this tile."""
         batch, _, queries, head_dim = q.shape
         kv_heads, keys = k.shape[1:3]
         heads, rows = scheduled(q, kv_heads, tile)
@@ -113,7 +113,7 @@ class Problem(ctypes.Structure):
 def scheduled(q: Tensor, kv_heads: int, tile: Tile) -> tuple[int, int]:
     """The heads of a batch that a kernel schedules, and the rows of each.
 
-    If a head is one block and an item is several, all heads that share K and V count as one.
+    If a head is one block of queries and an item has several, all heads that share K and V count as one.
     """
     _, heads, queries, _ = q.shape
     joins = queries <= tile.box < tile.rows and kv_heads < heads
@@ -121,28 +121,28 @@ def scheduled(q: Tensor, kv_heads: int, tile: Tile) -> tuple[int, int]:
 
 
 def shares(items: int, ctas: int, most: int) -> int:
-    """The shares, at most `most`, into which each item of the last round is split, so that they are one round."""
+    """The number of shares, at most `most`, of each item of the last round, so that all shares fit in one round."""
     left = items % ctas
     return min(most, ctas // left) if left else 1
 
 
 def step(items: int, ctas: int) -> int:
-    """How far each of the `ctas` CTAs moves on from round to round, to have a sequence's `items` equally often.
+    """The step of each of the `ctas` CTAs from round to round, so that it has each of a head's `items` equally often.
 
-    Some take longer than others: a head's last one is shorter, and heads whose values rise cost more.
+    Items take unequal times: a head's last one is shorter, and heads whose values rise cost more.
     """
     return next(step for step in count() if math.gcd(ctas + step, items) == 1)
 
 
 @lru_cache(maxsize=4096)
 def section(heads: int, queries: int, keys: int, rows: int, tile: int, ctas: int, cached: float) -> int:
-    """The heads of the best section: the one with which the CTA that ends last ends soonest.
+    """The number of heads of a section that minimises the time until the last CTA ends.
 
     Args:
         heads: over all batches.
         rows: queries of an item.
         tile: keys of a tile.
-        cached: the part of the L2 that K and V of one head take.
+        cached: the share of the L2 that K and V of one head take.
     """
     if queries <= rows:
         return heads
@@ -154,7 +154,7 @@ def section(heads: int, queries: int, keys: int, rows: int, tile: int, ctas: int
 
 
 def _longest(tiles: np.ndarray, heads: int, section: int, ctas: int) -> float:
-    """The tiles of the CTA that has most, where a head's items have `tiles`, the longest first."""
+    """The most tiles that a CTA has, if a head's items have `tiles`, the longest first."""
     sections, rest = divmod(heads, section)
     dealt = np.concatenate([np.tile(np.repeat(tiles, section), sections), np.repeat(tiles, rest)])
     rounds = np.pad(dealt, (0, -len(dealt) % ctas)).reshape(-1, ctas)
@@ -162,12 +162,12 @@ def _longest(tiles: np.ndarray, heads: int, section: int, ctas: int) -> float:
     return float(rounds.sum(axis=0).max())
 
 
-# How many CTAs a device holds at once, for each size of cluster.
+# The resident CTAs of a device, for each cluster size.
 Held = tuple[tuple[int, int], ...]
 
 
 class Strides(ctypes.Structure):
-    """The strides of a tensor ``(batch, heads, rows, head_dim)`` in elements, but for the innermost, which is 1."""
+    """The strides of a tensor ``(batch, heads, rows, head_dim)`` in elements, without the innermost, which is 1."""
 
     _fields_ = tuple((name, ctypes.c_longlong) for name in ("batch", "head", "row"))
 
@@ -189,7 +189,7 @@ class Packing(ctypes.Structure):
     def of(
         cls, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, tile: Tile, held: Held, ctas_per_sm: int
     ) -> "Packing":
-        """The problem of such tensors, on a device that holds `held` CTAs at once, `ctas_per_sm` a multiprocessor."""
+        """The problem for these tensors on a device with `held` resident CTAs, `ctas_per_sm` on each multiprocessor."""
         batch, heads, queries, _ = q.shape
         kv_heads, keys = k.shape[1:3]
         group, tiles = heads // kv_heads, -(-keys // tile.keys)
@@ -205,16 +205,16 @@ class Packing(ctypes.Structure):
         )
 
     def parts(self, batch: int) -> int:
-        """The most parts of the keys of a head of K and V over all sequences, each a CTA."""
+        """The most parts, each a CTA, into which keys are split, for one head of K and V of all sequences."""
         return batch * int(self.clusters * self.cluster)
 
     def partial_results(self, batch: int) -> int:
-        """The results that may be left in the workspace, for such a head."""
+        """The most partial results in the workspace, for one head of K and V of all sequences."""
         return batch * int(self.clusters) if self.clusters > 1 else 0
 
 
 class Caches(Packing):
-    """The problem of a kernel that splits keys by the lengths of sequences: `clusters` and `split_keys` are its own.
+    """The problem of a kernel that splits keys by sequence lengths, and sets `clusters` and `split_keys` on the device.
 
     It aims at `wanted` parts of the keys of a head of K and V over all sequences. With a block table, `batch` strides
     of K and V are 0, and pages are `k_page` and `v_page` apart.
@@ -230,11 +230,11 @@ class Caches(Packing):
     def of_lengths(
         cls, q: Tensor, k: Tensor, v: Tensor, pages: int, causal: bool, scale: float, tile: Tile, held: int
     ) -> "Caches":
-        """The problem of such tensors on a device that holds `held` CTAs at once.
+        """The problem for these tensors on a device with `held` resident CTAs.
 
         Args:
-            pages: of each sequence, where K and V are ``(pages, kv_heads, page_size, head_dim)``; 0 where they are
-                ``(batch, kv_heads, keys, head_dim)``.
+            pages: the number of each sequence, if K and V are ``(pages, kv_heads, page_size, head_dim)``; 0 if they
+                are ``(batch, kv_heads, keys, head_dim)``.
         """
         (batch, heads, queries, _), (_, kv_heads, page, _) = q.shape, k.shape
         group, keys = heads // kv_heads, page * (pages or 1)
@@ -265,15 +265,15 @@ class Caches(Packing):
 
 @lru_cache(maxsize=4096)
 def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int, hidden: float = 0.0) -> tuple[int, int]:
-    """The clusters, and the CTAs of each, over which keys are split to end soonest: by sizes alone, not by lengths.
+    """The number of clusters, and of CTAs in each, over which keys are split for the least `cost`.
 
     Args:
-        items: tiles of rows over all heads of K and V, each of which has that many parts.
+        items: tiles of rows over all heads of K and V; the keys of each are split.
         tiles: tiles of keys.
         rows: the rows of a tile that are used.
-        held: the CTAs that the device holds at once, for each size of cluster.
-        ctas_per_sm: how many of them share a multiprocessor.
-        hidden: the part of the keys that the first query doesn't see.
+        held: the resident CTAs of the device, for each cluster size.
+        ctas_per_sm: the CTAs that share a multiprocessor.
+        hidden: the share of the keys that the mask hides from the first query.
     """
     return min(
         (cost(clusters, cluster, items, tiles, rows, at_once, ctas_per_sm, hidden), clusters, cluster)
@@ -285,13 +285,13 @@ def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int, hidd
 def cost(
     clusters: int, cluster: int, items: int, tiles: int, rows: int, at_once: int, ctas_per_sm: int, hidden: float = 0.0
 ) -> float:
-    """How long a split takes, in the time that a CTA takes for a tile of keys.
+    """The estimated time of a split, in units of a CTA's time for a tile of keys.
 
-    CTAs that share the memory's bandwidth count as if they took turns. So do those that share a multiprocessor while
-    others have one alone, but for its faster reads then. A cluster ends at once if its rows see none of its keys.
+    CTAs that share the memory's bandwidth count as if they took turns. So do 2 CTAs on one multiprocessor while others
+    have 1, except that 2 read faster. A cluster ends at once if its rows see none of its keys.
 
     Args:
-        at_once: the CTAs that the device holds at once in such clusters; the others are as for `splits`.
+        at_once: the resident CTAs of the device in such clusters; the others are as for `splits`.
     """
     ctas = items * cluster * (clusters - (clusters - 1) * hidden / 2)
     load = ctas * ctas_per_sm / at_once

@@ -1,4 +1,4 @@
-"""Launches of a kernel of sequences of unlike lengths, with the arguments that kernels/15_ragged.cu declares.
+"""Launches of the kernel of sequences of unequal lengths, with the arguments that kernels/15_ragged.cu declares.
 
 The lengths stay on the device: a first kernel reads them and lists the work for the second. So a graph may be replayed
 with other lengths.

@@ -1,4 +1,4 @@
-"""The kernels of the ladder, callable: compiled with CuPy, prepared once for each layout of their inputs."""
+"""The kernels of the ladder as functions: compiled with CuPy, and prepared once for each layout of their inputs."""
 
 import ctypes
 import math
@@ -33,17 +33,17 @@ from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
 RAGGED, CACHES = f"{ladder.PREFIX}ragged", f"{ladder.PREFIX}caches"
-"""The kernels of sequences of unlike lengths: of prompts, and of few queries over caches."""
+"""The kernels of sequences of unequal lengths: of prompts, and of few queries over caches."""
 PAGE = 16
 """The number of keys of a page is a multiple of this."""
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
 KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and padding that keeps rows at multiples of 16 bytes.
 PARTIAL_EXTRA = 4
-# Scores are scaled in single precision. By a smaller factor they would vanish, and minus infinity times 0 is NaN; by a
-# larger one, the rounding of a row's largest score may exceed every exponent.
+# Scores are scaled in single precision. A smaller factor would be 0, and minus infinity times 0 is NaN. With a larger
+# factor, the rounding error of a row's largest score may exceed the range of exp.
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e3
-# CTAs that load K and V for each other, as a cluster.
+# The cluster size of CTAs that load K and V for each other.
 PAIR = 2
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
 REFUSED = (
@@ -55,9 +55,10 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device, for a tile and a dtype of O, and its second kernel, which merges or deals.
+    """One instance of a kernel on a device, for a tile and a dtype of O.
 
-    With split keys, `held` is the number of CTAs held in clusters.
+    `other` is a second kernel, which merges partial results or lists work. With split keys, `held` is the number of
+    resident CTAs for each cluster size.
     """
 
     tile: Tile
@@ -72,25 +73,25 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A launch, and the instance that it launches."""
+    """A launch and its instance of a kernel."""
 
     launch: Launch
     compiled: _Compiled
 
 
 class Launcher(ABC):
-    """Something that computes attention by launches, each of which is prepared once for tensors of a layout."""
+    """A function that computes attention by a launch, which it prepares once for each layout of its tensors."""
 
     def __init__(self) -> None:
         self._prepared: dict[Hashable, Prepared] = {}
 
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-        """A launch for such tensors, which the caller keeps.
+        """A launch for tensors of this layout, which the caller keeps.
 
         Raises:
-            Unsupported: it does not serve this shape, dtype, layout, scale or device.
-            Broken: its kernel doesn't compile, or can't be launched as its entry says.
+            Unsupported: the kernel does not serve this shape, dtype, layout, scale or device.
+            Broken: the kernel doesn't compile, or can't be launched as its entry in the ladder says.
         """
 
     def __call__(
@@ -101,7 +102,7 @@ class Launcher(ABC):
         return launch(q, k, v) if kv_lens is None else launch.of_lengths(q, k, v, kv_lens)
 
     def prepared(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Prepared:
-        """The launch for such tensors, which is kept; raises as `prepare` does."""
+        """The launch for tensors of this layout, made once; raises as `prepare` does."""
         key = layout(q, k, v, causal, scale)
         found = self._prepared.get(key)
         return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
@@ -113,7 +114,7 @@ class Launcher(ABC):
         return made
 
     def resources(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
-        """The resources of the instance for such tensors, and of a launch: columns of the table ``resources``."""
+        """The resources of the instance and the launch for these tensors: columns of the table ``resources``."""
         return needs(self.prepared(q, k, v, causal, scale))
 
 
@@ -150,16 +151,16 @@ class Kernel(Launcher):
         return self._ready(dtype, tile, q, k, v, causal, scale)
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-        """The launch for packed sequences ``(1, heads, tokens, head_dim)``, which is kept for any number of tokens."""
+        """The launch for packed sequences ``(1, heads, tokens, head_dim)``, made once for any number of tokens."""
         shapes = [(tensor.shape[1], tensor.shape[3], tensor.shape[2] > 1, tensor.stride()[1:]) for tensor in (q, k, v)]
-        # O is in the order of Q: where heads lie apart, by how much is up to the number of tokens.
+        # O is in the order of Q: the distance between its heads may depend on the number of tokens.
         apart = q.shape[2] if q.stride(1) > q.stride(2) else 0
         key = (*shapes, apart, q.dtype, k.dtype, v.dtype, *map(Tensor.get_device, (q, k, v)), causal, scale)
         found = self._prepared.get(key)
         return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
 
     def paged(self, q: Tensor, k: Tensor, v: Tensor, pages: int, causal: bool, scale: float | None) -> Prepared:
-        """The launch for K and V ``(all pages, kv_heads, page_size, head_dim)``, `pages` a sequence, which is kept."""
+        """The launch for K and V ``(all pages, kv_heads, page_size, head_dim)``, `pages` a sequence, made once."""
         key = (layout(q, k, v, causal, scale), pages)
         if (found := self._prepared.get(key)) is not None:
             return found
@@ -185,7 +186,7 @@ class Kernel(Launcher):
             return Prepared(self._whole(compiled, q, k, v, causal, factor), compiled)
 
     def _whole(self, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Launch:
-        """A launch of a kernel whose CTAs each have all keys; those of a persistent one each find work."""
+        """A launch of a kernel that doesn't split keys; the CTAs of a persistent kernel find their own work items."""
         (batch, heads, seq_len, _), rung, tile = q.shape, self.rung, compiled.tile
         device = torch.cuda.get_device_properties(q.device)
         scheduled_heads, rows = scheduled(q, k.shape[1], tile)
@@ -260,7 +261,7 @@ def functions(source: str, names: Sequence[str], architecture: str, explain: Cal
 
     Raises:
         Unsupported: CuPy is not installed.
-        Broken: the source doesn't compile; `explain` makes the message of the compiler's log.
+        Broken: the source doesn't compile; `explain` turns the compiler's log into the message.
     """
     try:
         import cupy
@@ -277,17 +278,17 @@ def functions(source: str, names: Sequence[str], architecture: str, explain: Cal
 
 
 def implementation(name: str) -> Implementation:
-    """The kernel that is called ``kernel.<rung>``, by its source and entry as of now; UserError if there is none."""
+    """The kernel ``kernel.<rung>``, by its current source and entry in the ladder; UserError if there is none."""
     return named(name, of(ladder.rung(name)))
 
 
 def pinned(rung: Rung, tile: Tile) -> Implementation:
-    """One tile of a kernel alone, called ``kernel.<rung>:<tile>``; a tile without a name by its head_dim."""
+    """A kernel with one tile only, ``kernel.<rung>:<tile>``; a tile without a name goes by its head_dim."""
     return named(f"{rung.implementation}:{tile.name or tile.head_dim}", kernel(rung, tile))
 
 
 def kernel(rung: Rung, tile: Tile) -> Kernel:
-    """One tile of a kernel alone; compiled once per process."""
+    """A kernel with one tile only; compiled once per process."""
     return of(rung.model_copy(update={"tiles": [tile]}))
 
 
@@ -301,7 +302,7 @@ def named(name: str, kernel: Kernel) -> Implementation:
 
 
 def _packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
-    """A kernel of sequences of unlike lengths on some that lie end to end."""
+    """The output of a kernel of unequal lengths on sequences packed end to end."""
     ends = offsets(sequences, q.device, torch.int32)
     launch: Any = kernel.packed(q, k, v, causal, None).launch
     output: Tensor = launch.packed(q, k, v, ends, ends)
@@ -309,7 +310,7 @@ def _packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, causal: bool, seque
 
 
 def of(rung: Rung) -> Kernel:
-    """A kernel of the ladder, callable; compiled once per process."""
+    """A kernel of the ladder as a function; compiled once per process."""
     return _KERNELS.setdefault(ladder.hashes([rung])[rung.implementation], Kernel(rung))
 
 
@@ -317,19 +318,19 @@ _KERNELS: dict[str, Kernel] = {}
 
 
 def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> list[bytes]:
-    """The tensor maps of Q, K, V and O; of K and V alone where each of a pair loads its part of a tile's keys."""
+    """The tensor maps of Q, K, V and O; only of K and V if each CTA of a pair loads its part of a tile's keys."""
     output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
     boxes = [(q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box)]
     if rung.paired:
         boxes = [(tensor, tile.keys // PAIR) for tensor in (k, v)]
-    # An address that the driver takes for a map: each launch puts its tensors' own in, or refuses them.
+    # An address that the driver accepts for a map; each launch replaces it by its tensors' addresses, or refuses them.
     address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
     encode = maps.ragged if rung.ragged else maps.strided if rung.strided else maps.contiguous
     return [encode(tensor, address, rows) for tensor, rows in boxes]
 
 
 def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
-    """How many CTAs of an instance the current device holds at once, for each size of cluster that finds a place."""
+    """The resident CTAs of an instance on the current device, for each cluster size that fits."""
     driver = maps.driver()
     allowed = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     (error,) = driver.cuFuncSetAttribute(driver.CUfunction(function), allowed, 1)
@@ -345,13 +346,13 @@ def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
 def _split(
     rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, pages: int = 0
 ) -> SplitLaunch:
-    """A launch of a kernel that splits keys; with `pages` of each sequence, if K and V are these."""
+    """A launch of a kernel that splits keys; `pages` is the number for each sequence, if K and V are paged."""
     (batch, heads, queries, head_dim), tile = q.shape, compiled.tile
     if rung.by_lengths:
         packing: Packing = Caches.of_lengths(q, k, v, pages, causal, scale, tile, dict(compiled.held)[1])
     else:
         packing = Packing.of(q, k, v, causal, scale, tile, compiled.held, compiled.ctas_per_sm)
-    # Each row has a partial result, with its logarithm, of each cluster or part.
+    # Each row has a partial result and its log-sum-exp for each cluster or part.
     results = heads * queries * packing.partial_results(batch)
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
     parameters: Callable[[], Pointers] = partial(Pointers, [packing], 7 if rung.by_lengths else 6)
@@ -375,7 +376,7 @@ def _split(
 
 
 def _of_any_length(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, scale: float) -> RaggedLaunch:
-    """A launch of a kernel of sequences of unlike lengths, for any tensors of these strides."""
+    """A launch of a kernel of sequences of unequal lengths, for any tensors of these strides."""
     tile, blocks = compiled.tile, compiled.tile.rows // compiled.tile.box
     ctas = compiled.ctas_per_sm * torch.cuda.get_device_properties(q.device).multi_processor_count
     encoded = _encoded(rung, tile, q, k, v, compiled.dtype)
@@ -459,7 +460,7 @@ def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | 
 
 
 def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
-    """Why there is no attention of these, whose heads may be grouped, to follow a name; empty if there is."""
+    """The reason, after a name, why Q, K and V don't fit each other; heads may be grouped. Empty if they fit."""
     takes = ""
     if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         takes = "Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim)"
@@ -475,7 +476,7 @@ def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float |
 
 
 def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:
-    """The meaning of a driver's error at launch: the kernel can't be launched, or the device failed."""
+    """The exception for a driver's error at launch: the kernel can't be launched, or the device failed."""
     if error in REFUSED:
         return Broken(f"{_entry(rung, tile)}: the driver refuses to launch {expression}: {error}")
     return torch.AcceleratorError(error)

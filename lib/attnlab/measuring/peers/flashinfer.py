@@ -1,9 +1,9 @@
-"""FlashInfer's attention, by the fastest of its kernels and of the ways to hand it tensors of a layout.
+"""FlashInfer's attention, with its fastest kernel and the fastest way to pass it tensors of a layout.
 
-Its tensors are ``(tokens, heads, head_dim)``, several sequences one after the other. K and V may also be pages of some
+Its tensors are ``(tokens, heads, head_dim)``, with sequences one after the other. K and V may also be pages of some
 keys each; keys are then split between pages only. It has kernels for every NVIDIA GPU (``fa2``) and for Hopper
-(``fa3``, FlashAttention-3's algorithm). It compiles them with nvcc where they are called for the first time. Its
-planning on the host, once for all layers of a step, is done at the first call of a layout, and not timed.
+(``fa3``, FlashAttention-3's algorithm). It compiles them with nvcc at their first call. Its planning on the host, once
+for all layers of a step, is done at the first call of a layout, and not timed.
 """
 
 import logging
@@ -20,7 +20,7 @@ from attnlab.measuring.subjects.implementation import Implementation, Unsupporte
 from attnlab.measuring.subjects.sdpa import offsets
 
 PAGES = (1, 16, 64)
-"""Keys of a page, as servers have them; those that divide the number of keys are tried."""
+"""The page sizes of servers, in keys; those that divide the number of keys are tried."""
 WORKSPACE_BYTES = 128 * 2**20  # of partial results where keys are split, as the package advises
 REFUSALS = (Unsupported, OSError, RuntimeError, ValueError, NotImplementedError, AssertionError)
 COPIED = "FlashInfer takes the heads of a token beside each other, and would have to copy these tensors"
@@ -30,14 +30,14 @@ _plans: dict[Hashable, plans.Plan] = {}  # never emptied: captured graphs launch
 def flashinfer(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, sequences: tuple[int, ...] = ()
 ) -> Tensor:
-    """FlashInfer's attention by the fastest plan for a layout; all are timed when such tensors come for the first time.
+    """FlashInfer's attention by the fastest plan for a layout; all plans are timed at the first call of the layout.
 
     Args:
         sequences: the lengths of sequences that are packed end to end in tensors of ``(1, heads, tokens, head_dim)``.
 
     Raises:
-        Unsupported: the package is not installed, the device is no NVIDIA GPU, or no kernel of it serves such tensors
-            as they are in memory. Also the first tensors of this layout, while a graph is captured.
+        Unsupported: the package is not installed, the device is no NVIDIA GPU, or none of its kernels serves this
+            layout. Also the first call of a layout, while a graph is captured.
     """
     key = (layout(q, k, v, causal, scale), sequences)
     plan = _plans.get(key)
@@ -58,7 +58,7 @@ def flashinfer(
 def all_ways(
     package: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, sequences: tuple[int, ...] = ()
 ) -> Iterator[Callable[[], plans.Plan]]:
-    """The ways to hand over tensors without a copy; each returns a plan, or raises one of `REFUSALS`."""
+    """The ways to pass tensors without a copy; each returns a plan, or raises one of `REFUSALS`."""
     options = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": q.dtype}
     paged = k.stride() == v.stride() and not sequences
     sizes = [size for size in (*PAGES, k.shape[2]) if k.shape[2] % size == 0] if paged else []
@@ -79,7 +79,7 @@ def all_ways(
 def _ragged(
     make: Callable[..., Any], q: Tensor, k: Tensor, sequences: tuple[int, ...], options: dict[str, Any], by_token: bool
 ) -> plans.Plan:
-    """All sequences one after the other, or else all heads of each, as sequences of one head."""
+    """A plan for all sequences one after the other, or else for each head as a sequence of one head."""
     queries, keys = _rows(q, by_token), _rows(k, by_token)
     begins = (
         offsets(sequences or (each.shape[2],) * (len(rows) // each.shape[2]), q.device, torch.int32)
@@ -93,7 +93,7 @@ def _ragged(
 def _paged(
     make: Callable[..., Any], q: Tensor, k: Tensor, size: int, begins: list[Tensor], options: dict[str, Any]
 ) -> plans.Plan:
-    """K and V as pages of `size` keys; `begins` is where the queries of each sequence begin, if that is asked for."""
+    """A plan for K and V as pages of `size` keys; `begins` is the first query of each sequence, if it is needed."""
     (shape, strides), listed = pages(k, size)
     wrapper = make(workspace(q.device), "HND")
     wrapper.plan(*begins, *listed, q.shape[1], k.shape[1], q.shape[3], size, **options)
@@ -104,8 +104,8 @@ def pages(keys: Tensor, size: int) -> tuple[tuple[tuple[int, ...], tuple[int, ..
     """K or V ``(batch, kv_heads, kv_len, head_dim)`` as pages of `size` keys of all heads, without a copy.
 
     Returns:
-        The shape ``(pages, kv_heads, keys, head_dim)`` and strides, where pages overlap. Then where those of each
-        sequence begin in the numbers of the used pages, these numbers, and the keys in each sequence's last page.
+        The shape ``(pages, kv_heads, keys, head_dim)`` and its strides; pages overlap. Then the block table: the first
+        entry of each sequence, the numbers of the used pages, and the number of keys in each sequence's last page.
 
     Raises:
         Unsupported: the distance between sequences is no whole number of pages.

@@ -15,7 +15,7 @@ from attnlab.measuring.subjects.implementation import Unsupported
 
 
 def installed(device: torch.device) -> Any:
-    """cuDNN's frontend; raises Unsupported where it is not installed, or is of another cuDNN than PyTorch's."""
+    """cuDNN's frontend; raises Unsupported if it is not installed, or uses another cuDNN than PyTorch."""
     package = plans.installed("cudnn", "nvidia-cudnn-frontend", device)
     used, recorded = package.backend_version(), torch.backends.cudnn.version()
     if used != recorded:
@@ -26,7 +26,7 @@ def installed(device: torch.device) -> Any:
 
 @cache
 def handle_of(device: int, thread: int) -> Any:
-    """A handle of cuDNN on a device for a thread: threads must not share one."""
+    """The cuDNN handle of a thread on a device: threads must not share one."""
     with torch.cuda.device(device):
         return plans.imported("cudnn").create_handle()
 
@@ -36,7 +36,7 @@ def graph_of(
 ) -> Any:
     """A graph with the plans that cuDNN's heuristics propose for it; Q, K, V and O have the uids 1 to 4.
 
-    `attention` takes the graph and its Q, K and V of cuDNN's type `read`, and returns its O, which gets `written`.
+    `attention` takes the graph and its Q, K and V of cuDNN's type `read`, and returns its O, of type `written`.
     """
     (q, k, v, output), fp32 = tensors[:4], package.data_type.FLOAT
     options |= {"intermediate_data_type": fp32, "compute_data_type": fp32}
@@ -55,7 +55,7 @@ def graph_of(
 
 
 def fastest(package: Any, graphs: Iterable[Callable[[], Any]], tensors: tuple[Tensor, ...]) -> plans.Plan:
-    """The fastest of all plans of these graphs that work on these tensors; raises Unsupported if none does."""
+    """The fastest plan of these graphs that works on these tensors; raises Unsupported if none does."""
     refusals = (package.cudnnGraphNotSupportedError, ImportError, ValueError, RuntimeError)
     reasons: list[str] = []
     made: list[plans.Plan] = []

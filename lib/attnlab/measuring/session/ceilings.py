@@ -1,4 +1,4 @@
-"""The machine's own ceilings, measured on the device that the run measures on."""
+"""The peak rates of the device, measured in the run itself: ceilings of bandwidth, products and exponentials."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +21,9 @@ WARMUP = 3
 GPU_MATRIX = 8192
 CPU_MATRIX = 2048
 LONGEST_US = 5e5
-"""A product that would take longer, by the one of half its size, is not made."""
+"""The longest product that is measured, estimated from the product of half its size."""
 WGMMA_ROUNDS = 512
-"""About as many FLOPs on an H200 as the library's product, so that the power of both is averaged alike."""
+"""About as many FLOPs on an H200 as the library's product, so that the power of both averages over the same time."""
 NO_GPU, NO_CUPY = "not measured: the device is no NVIDIA GPU", "not measured: CuPy is not installed"
 Ceiling = dict[str, Any]
 
@@ -57,7 +57,7 @@ def _matrix_product(device: torch.device, dtype: str) -> Ceiling:
 
 
 def _matrix_size(device: torch.device, dtype: str, largest: int) -> int:
-    """The largest size or, where a product of it would take too long, the smaller one that has the highest rate."""
+    """The largest matrix size; if its product would take too long, the smaller size with the highest rate."""
     rates: dict[int, float] = {}
     for size in (largest // 8, largest // 4, largest // 2):
         work = _product(device, dtype, size)
@@ -100,7 +100,7 @@ def _copy(device: torch.device) -> Ceiling:
 
 
 def _no_kernels(device: torch.device) -> str:
-    """The reason why a ceiling that takes a kernel of our own is not measured here, or ""."""
+    """The reason why this device can't run a ceiling that needs one of this project's kernels, or ""."""
     return NO_GPU if device.type != "cuda" else "" if find_spec("cupy") else NO_CUPY
 
 

@@ -1,4 +1,4 @@
-"""The rounds of one timing at one shape."""
+"""The rounds of one clock and cache at one shape."""
 
 import math
 import random
@@ -32,7 +32,7 @@ TICKS_PER_S = 2**17
 
 @dataclass(frozen=True)
 class DrawnRound:
-    """The inputs of an output: those that a round times, or of a graph that ends early after it; and their window."""
+    """The inputs of an output, in a window: those of a round, or of the shortened graph that runs after it."""
 
     number: int
     cut_short: bool = False
@@ -40,26 +40,26 @@ class DrawnRound:
 
     @property
     def purpose(self) -> str:
-        """The purpose that they were drawn for."""
+        """The words from which the seed of these inputs is made."""
         return f"cut short after round {self.number}" if self.cut_short else f"round {self.number}"
 
 
 @dataclass
 class Outputs:
-    """The outputs of one subject's samples, as far as they have been compared, and the inputs of each."""
+    """The comparisons of one subject's outputs so far, and the inputs of each."""
 
     tally: Tally
     compared: list[tuple[DrawnRound, cuda_events.TakenSample]]
 
     def compare(self, drawn: DrawnRound, sample: cuda_events.TakenSample) -> None:
-        """Compare the output of a sample with the reference's, and let go of it."""
+        """Compare the output of a sample with the reference, and free it."""
         self.tally.compare(sample.output, drawn.window)
         sample.output = None
         self.compared.append((drawn, sample))
 
 
 class Rounds:
-    """In each round, every subject takes a sample, in random order, on values that it has never seen."""
+    """Rounds, in which every subject is timed once, in random order, on values that it has never seen."""
 
     def __init__(
         self, session: Session, shape: Shape, timing: Timing, windows: Windows, references: References
@@ -70,7 +70,7 @@ class Rounds:
         self._count = session.job.study.rounds(timing)
 
     def take(self, subjects: list[Subject]) -> list[Row]:
-        """The samples, a row each. Subjects whose outputs were wrong are dropped."""
+        """Take all samples, a row each. Subjects with a wrong output are dropped."""
         outputs = {subject.implementation.name: self._outputs(subject) for subject in alive(subjects)}
         # Which rounds are followed by graphs that end early, nothing can know.
         cut_short = set(random.SystemRandom().sample(range(self._count), max(1, self._count // CUT_SHORT)))
@@ -106,7 +106,7 @@ class Rounds:
         return taken
 
     def _cut_short(self, subjects: list[Subject], number: int, outputs: dict[str, Outputs]) -> None:
-        """Have every graph end after one of its first calls, and compare the output of that one."""
+        """Replay a shortened graph of each subject, which ends after a few calls, and compare its output."""
         self._draw(DrawnRound(number, cut_short=True))
         for subject in subjects:
             many, cut = subject.case.many, subject.case.cut
@@ -122,7 +122,7 @@ class Rounds:
                 )
 
     def _settle(self, subject: Subject, outputs: Outputs) -> None:
-        """Note the strain of each sample, and drop a subject that had too large a one."""
+        """Record the strain of each sample, its error over the bound, and drop a subject with one above 1."""
         for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
                 comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.operands))
@@ -131,7 +131,7 @@ class Rounds:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
 
     def _bounds_on(self, drawn: DrawnRound, operands: Operands) -> list[Bound]:
-        """The bounds on the very inputs of an output; if memory doesn't hold their oracle, those for all inputs."""
+        """The bounds for the exact inputs of an output; if memory can't hold their oracle, those for all inputs."""
         self._draw(drawn)
         reference = self._references[operands]
         try:
@@ -154,7 +154,7 @@ class Rounds:
 
     @contextmanager
     def _unless_refused(self, subject: Subject) -> Iterator[None]:
-        """Inside, a sample is taken; where it can't be, or doesn't count, the subject is dropped."""
+        """A context in which a sample is taken; an error drops the subject, unless the device failed."""
         try:
             yield
         except (torch.OutOfMemoryError, OutOfMemory) as error:
@@ -167,7 +167,7 @@ class Rounds:
 
 
 def in_three_digits(strain: float) -> float:
-    """A strain rounded up, so that one above 1 stays above it."""
+    """A strain rounded up to 3 digits, so that a strain above 1 stays above 1."""
     if not 0 < strain < math.inf:
         return strain
     factor = 10.0 ** (2 - math.floor(math.log10(strain)))

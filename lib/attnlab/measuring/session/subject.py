@@ -1,4 +1,4 @@
-"""The work of a process: its job, its session, and each implementation on its way through a shape."""
+"""The work of a measuring process: its job, its session, and the state of each implementation at a shape."""
 
 import math
 import uuid
@@ -73,11 +73,11 @@ class Session:
 
     @property
     def timings(self) -> list[Timing]:
-        """The study's timings that the device has a clock for."""
+        """The study's timings that this device supports."""
         return [timing for timing in self.job.study.timings if cuda_events.available(self.device, timing)]
 
     def key(self, shape: Shape) -> str:
-        """The key of a shape's blocks; keys sort in the order of the study."""
+        """The key of a shape's blocks of rows; keys sort in the order of the study."""
         return shape_key(self.job.study, shape, self.job.replicate)
 
     def seed(self, shape: Shape, purpose: str) -> int:
@@ -85,14 +85,14 @@ class Session:
         return zlib.crc32(f"{rules.SEED} {shape} {self.job.replicate} {purpose}".encode())
 
     def row(self, shape: Shape, subject: "Subject") -> Row:
-        """The first columns of every table with a row for a case or for its parts."""
+        """The first columns of each table whose rows belong to a case."""
         measured = {"replicate": self.job.replicate, "process": self.process}
         return {"implementation": subject.implementation.name, **shape.axes, **measured}
 
 
 @dataclass
 class Subject:
-    """An implementation at one shape: ready to be timed, or with the reason why it isn't.
+    """An implementation at one shape: ready to be timed, or with the reason why it is not.
 
     Attributes:
         place: the key of the shape.
@@ -112,7 +112,7 @@ class Subject:
 
     @classmethod
     def named(cls, name: str, place: str, study: Study) -> "Subject":
-        """The implementation of this name, not yet bound to inputs; one that ended a process before isn't looked up."""
+        """The implementation of this name, without inputs; not looked up if it ended a process before."""
         limit_s = study.time_limit_s
         if why := watch.failure(name, place):
             return cls(Implementation(name, _ended), Case(_ended, nullcontext), FAILED, why)
@@ -124,25 +124,25 @@ class Subject:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing has gone wrong so far."""
+        """Whether the subject has not been dropped."""
         return self.status == MEASURED
 
     def drop(self, status: str, reason: str) -> None:
-        """Measure it no further at this shape."""
+        """Stop measuring the subject at this shape, with a status and a reason."""
         self.status, self.reason = status, reason
 
     def takes(self, call_s: float) -> None:
-        """Note how long a call takes: no step may take as long as far more of them."""
+        """Extend the time limit of a step by the time of many calls that take `call_s` each."""
         self.limit_s += STEP_CALLS * call_s
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, the implementation is called, watched from outside; raises Broken if it replaced parts of a clock."""
+        """A context in which the implementation runs and is watched; raises Broken if it replaced parts of a clock."""
         with watch.step(self.implementation.name, self.place, self.limit_s), originals.intact():
             yield
 
     def attempt(self, work: Callable[[], T]) -> T | None:
-        """The result of `work`; where it can't be done, None, and the subject is dropped with the reason."""
+        """The result of `work`; if it fails, None, and the subject is dropped with the reason."""
 
         def selected() -> T:
             with self.implementation.selected():
@@ -169,11 +169,11 @@ def _ended(*_: Any, **__: Any) -> Any:
 
 
 def alive(subjects: Iterable[Subject]) -> list[Subject]:
-    """The subjects that can still be measured."""
+    """The subjects that have not been dropped."""
     return [subject for subject in subjects if subject.alive]
 
 
 def drop_all(subjects: Iterable[Subject], what: str, error: OutOfMemory) -> None:
-    """Drop all subjects at a shape at which memory doesn't hold the tensors that all of them need."""
+    """Drop all subjects at a shape whose inputs don't fit into memory."""
     for subject in alive(subjects):
         subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")

@@ -1,9 +1,9 @@
-"""Tuning: which instances of which kernels are the fastest at a shape, for `kernel.best` on this device.
+"""Tuning: find the fastest instances of the kernels at each shape, for `kernel.best` on this device.
 
 At each of `SHAPES`, the candidates pass the gate. They are then timed in interleaved rounds on each of `VALUES`; the
-one on which a candidate takes longest counts. Neither the shapes nor the inputs are those of any study here:
-`kernel.best` is chosen on other cases than those on which it is then judged. Where no candidate changed since the last
-tuning, its choices stay.
+distribution on which a candidate takes longest counts. No study has these shapes or inputs: `kernel.best` is chosen on
+other cases than those on which it is judged. At a shape where no candidate changed since the last tuning, the choices
+stay.
 """
 
 import math
@@ -44,11 +44,11 @@ from attnlab.study.tuning import TileChoice, Tuning
 
 ROUNDS = 9
 VALUES = ("normal", "sd 6", "stairs 12")
-"""Values on which a kernel that goes by the scores may take long: normal ones, and maxima that jump or rise."""
+"""Input distributions for kernels whose time depends on the scores: normal, and row maxima that jump or rise."""
 SEQ_LENS = (56, 80, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
-"""A little below lengths that are used, so that as much of a tile is filled as there; and one for a little over 64."""
+"""A little below common lengths, so that tiles are filled as at those; and one a little above 64."""
 HEADS = ((3, 8), (9, 7), (18, 7), (30, 8))
-"""Batch and heads, dense enough that a kernel that fills the device at one fills it nearby."""
+"""Batch and heads, so close that a kernel that fills the device at one fills it at those between."""
 DENSE = [*product(HEADS, SEQ_LENS), *(((40, 30), seq_len) for seq_len in SEQ_LENS[:10])]
 """With 1,200 heads a call takes longer than its launch at any length; at the longest, 240 fill the device as well."""
 FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
@@ -68,11 +68,11 @@ CHUNKS = [
     (1, 8, 4, 50, 1600),
     (1, 2, 2, 110, 2200),
 ]
-"""Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of more don't fill
-the device."""
+"""Batch, heads, KV heads, queries and keys: few queries over more keys, or more queries whose tiles don't fill the
+device."""
 PLACES = dict.fromkeys((64, 128), (DENSE, [*FEW, *CHUNKS]))
 PLACES[256] = [*product(HEADS, (120, 376, 1016, 4088))], [*FEW, *CHUNKS[:4]]
-"""By head_dim. One kernel serves as many queries as keys at 256, so that there is little to choose."""
+"""By head_dim. At 256, only one kernel serves as many queries as keys, so that few shapes are enough."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
     for head_dim, (dense, _) in PLACES.items()
@@ -84,22 +84,22 @@ SHAPES = [
 ]
 ROUGH_CALLS = 3
 TOO_SLOW = 3.0
-"""A candidate that takes more than this many times as long as the fastest, by a few calls, is not timed."""
+"""A candidate is not timed if a few calls take more than this many times as long as the fastest."""
 MOST_COMPILERS = 32
-"""Each process that compiles has a context on the device, of half a gigabyte."""
+"""The most processes that compile at once. Each has a context of 0.5 GB on the device."""
 MOST_KEPT = 2.0
-"""A tile that takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby.
-There the other may take 2 rounds of the device instead of 1."""
+"""A tile is kept if its latency is at most this many times that of the fastest. At a shape nearby it may be the
+fastest, if the other needs 2 rounds of the device there instead of 1."""
 
 
 class Finalists:
-    """The kernels whose tiles are candidates: those written for this very architecture; if there are none, all.
+    """The kernels whose tiles are candidates: those of this architecture alone; if there are none, all.
 
     Args:
-        multiprocessors: of the device.
+        multiprocessors: the number that the device has.
 
     Attributes:
-        out: the tiles that failed once, each by its name and head_dim. They are no candidates any more.
+        out: the tiles that failed, each by its name and head_dim. They are no longer candidates.
     """
 
     def __init__(self, every: tuple[Rung, ...], device: torch.device, multiprocessors: int) -> None:
@@ -109,12 +109,12 @@ class Finalists:
         self.out: set[tuple[str, int]] = set()
 
     def able(self, shape: Shape) -> list[Rung]:
-        """Those that are candidates at a shape."""
+        """The kernels that are candidates at a shape."""
         splits = tuning.packed_rows(shape, self.multiprocessors) > 0
         return [rung for rung in self.rungs if rung.serves_queries(shape.seq_len) and (splits or not rung.splits_keys)]
 
     def fastest(self, shape: Shape) -> list[TileChoice]:
-        """The tiles that may be the fastest at a shape or nearby, the fastest first."""
+        """Time the candidates; returns the tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
         axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
@@ -148,7 +148,7 @@ def say(words: str) -> None:
 
 
 def compile_all(finalists: Finalists, shapes: list[Shape], dtypes: tuple[str, ...] = ("float16",)) -> None:
-    """Compile every candidate by a process for each core; CuPy keeps the results for the next process."""
+    """Compile every candidate, with a process for each core; CuPy caches the results for other processes."""
     smallest: dict[tuple[str, str, int, bool], tuple[Rung, Tile, Shape]] = {}
     for shape in sorted(shapes, key=attrgetter("query_elements")):
         for rung in finalists.able(shape):
@@ -162,17 +162,17 @@ def compile_all(finalists: Finalists, shapes: list[Shape], dtypes: tuple[str, ..
 
 
 def _compile(rung: Rung, tile: Tile, shape: Shape) -> None:
-    """Compile an instance, and launch nothing; one that fails does so again when it is timed, and is left out."""
+    """Compile an instance without a launch. Errors are ignored: they occur again when the instance is timed."""
     with suppress(Broken, Unsupported, torch.OutOfMemoryError):
         q, k, v, *_ = inputs.draw(shape, 1, torch.device("cuda"))
         rungs.kernel(rung, tile).prepare(q, k, v, shape.causal, None)
 
 
 def tune() -> Path:
-    """Choose at every one of `SHAPES`, and write the choices after each; returns their file.
+    """Choose the fastest tiles at each of `SHAPES`, and write the choices after each shape; returns their file.
 
     Raises:
-        UserError: there is no NVIDIA GPU, no kernel could be timed on it, or it failed.
+        UserError: there is no NVIDIA GPU, no kernel could be timed on it, or the GPU failed.
     """
     if not torch.cuda.is_available():
         raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")
@@ -201,7 +201,7 @@ def tune() -> Path:
 
 
 def _held(finalists: Finalists, name: str) -> dict[Shape, list[TileChoice]]:
-    """The shapes at which no candidate changed since the tuning of the device of this name, with its choices."""
+    """The choices of the last tuning of this device, at shapes where no candidate changed since."""
     try:
         before = tuning.load(name)
     except UserError:
@@ -215,7 +215,7 @@ def _held(finalists: Finalists, name: str) -> dict[Shape, list[TileChoice]]:
 
 
 def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Iterator[list[TileChoice]]:
-    """The choices at all shapes so far: those that hold, and again after each shape that was tuned."""
+    """The choices at all shapes so far: first those that still hold, then again after each tuned shape."""
     if held:
         say(f"no kernel changed since it was tuned at {len(held)} of {len(SHAPES)} shapes")
         yield [choice for choices in held.values() for choice in choices]
@@ -238,7 +238,7 @@ def _choices(finalists: Finalists, held: dict[Shape, list[TileChoice]]) -> Itera
 
 
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
-    """The tiles that pass the gate, without those that are far slower than the fastest of them by a few calls."""
+    """The tiles that pass the gate, without those that a few calls show to be far slower than the fastest."""
     rough_us: dict[str, float] = {}
     for subject in subjects:
         if subject.attempt(subject.case.call) is not None:  # compiling is not timed
@@ -258,9 +258,9 @@ def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Su
 
 
 def _slowest(shape: Shape, subjects: list[Subject], windows: Windows, device: torch.device) -> dict[str, float]:
-    """The median latency of each tile by its name, in µs, on the values of `VALUES` on which it takes longest.
+    """The median latency of each tile by name, in µs, on the input distribution of `VALUES` where it is largest.
 
-    In each round, all take turns in random order.
+    In each round, all tiles take turns in random order.
     """
     order, found_us = random.SystemRandom(), dict.fromkeys([one.implementation.name for one in subjects], 0.0)
     for kind in VALUES:
@@ -275,5 +275,5 @@ def _slowest(shape: Shape, subjects: list[Subject], windows: Windows, device: to
 
 
 def _seed(shape: Shape, purpose: str) -> int:
-    """A seed that no run has: a run makes its own of other words."""
+    """A seed that no run has: runs make theirs from other words."""
     return zlib.crc32(f"tune {shape} {purpose}".encode())

@@ -1,4 +1,4 @@
-"""A case as the clocks need it: a call on each window of its inputs, and the graphs captured from these."""
+"""A case as the clocks need it: a call on each window of its inputs, and the graphs captured from these calls."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,12 +33,12 @@ class Case:
         call: takes no arguments and returns the output for window 0.
         selected: the context in which `call` runs its implementation.
         one: a graph of a single call, for cold samples; None until it is captured, and on a device without graphs.
-        many: a graph of as many calls as fill a warm sample; likewise.
+        many: a graph of as many calls as fill a warm sample; None as for `one`.
         cut: the first few calls of `many`, a random number of them; None if `many` has fewer than 3.
         windows: the inputs; without them, as in tests, every call is `call`.
-        on: the call on another window.
-        refresh: makes the operands of calls that don't read the inputs themselves, from the inputs as they are now.
-            It is called before anything is checked or timed on new values.
+        on: takes a window and returns the call on it.
+        refresh: makes the operands, such as e4m3 ones, of calls that don't read the inputs themselves. It is called
+            before each check or sample on new values.
     """
 
     call: Call
@@ -64,7 +64,7 @@ class Case:
 
     @contextmanager
     def scrambled(self) -> Iterator[None]:
-        """The context in which calls see other values than they will see afterwards."""
+        """A context in which calls see other values than afterwards."""
         with nullcontext() if self.windows is None else self.windows.scrambled():
             self.refresh()
             yield

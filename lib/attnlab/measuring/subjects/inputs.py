@@ -1,12 +1,12 @@
-"""Inputs: seeded, the same for every implementation at a shape, and new to it whenever it is timed.
+"""Seeded inputs, the same for every implementation at a shape, and new for each sample.
 
-They are of the shape's values (`attnlab.study.values`). In addition, each implementation is checked on
+They have the shape's input distribution (`attnlab.study.values`). In addition, each implementation is checked on
 
 =============  =========================================================================================================
 large logits   Q times 50: scores with a standard deviation of 50. In most rows some of them overflow exp in float32
                (beyond 88.7), and in nearly all rows in float16 (11.1); the softmax saturates, its running maximum jumps
 constant rows  as above, with all keys of a head equal: each weight is 1 over the number of keys, whatever the scores.
-               This reveals a key too few or too many, and errors in rows whose scores are all far below zero
+               This reveals a missing or an extra key, and errors in rows whose scores are all far below 0
 =============  =========================================================================================================
 """
 
@@ -24,7 +24,7 @@ from attnlab.runs.schema import CONSTANT_ROWS, EXTREMES
 from attnlab.study.shapes import Shape
 
 Inputs = tuple[Tensor, ...]
-"""Q, K and V, in training also the gradient of O."""
+"""Q, K and V, and in training the gradient of O."""
 # Standard deviation of the scores where they are large.
 LOGITS = 50.0
 # How many ways there are to scramble inputs, in addition to those by their sizes.
@@ -32,19 +32,19 @@ SIGNS = 2**16
 
 
 class Windows:
-    """Inputs in memory for a few heads more than a call takes, so that each call of a graph has its own window.
+    """Inputs with memory for a few heads more than a call takes, so that each call of a graph has its own window.
 
-    No head's queries meet the same head's keys in 2 windows. So nothing that a call computes from both is of use to a
-    later one. Neighbouring windows share nearly all of their memory, so that they fit a cache as one does. The windows
-    after the first, 0, begin further on in Q or in K, by a number of heads.
+    No 2 windows pair the same head of Q with the same head of K. So a call can't reuse the scores of an earlier call.
+    Neighbouring windows share nearly all of their memory, so that all fit into a cache if one does. Windows after the
+    first, 0, are shifted in Q or in K by a number of heads.
 
     Args:
         count: the number of windows.
 
     Attributes:
-        memory: Q, K and V of all windows, in training also the gradient of O, each ``(heads, rows, head_dim)``; by
-            token, a head has one row.
-        kept: objects that implementations made of the inputs, kept as long as these.
+        memory: Q, K and V of all windows, in training also the gradient of O, each ``(heads, rows, head_dim)``; if
+            `by_token`, a head has one row.
+        kept: objects that implementations made from the inputs.
 
     Raises:
         Unsupported: the captured values don't fit this shape.
@@ -66,13 +66,13 @@ class Windows:
         return self._count
 
     def __getitem__(self, window: int) -> Inputs:
-        """Q, K and V of a window, in training also the gradient of O."""
+        """Q, K and V of a window, and in training the gradient of O."""
         if not 0 <= window < self._count:
             raise IndexError(window)
         return self.within(self.memory, window)
 
     def within(self, memory: Sequence[Tensor], window: int) -> Inputs:
-        """A window of other memory with an element or more for each head and row of the inputs', in the same order."""
+        """A window of other memory that has the inputs' heads and rows in the same order, such as scales."""
         further = (window + 1) // 2 * self._step
         queries, keys = (0, further) if window % 2 else (further * self._shared, 0)
         shape = self.shape
@@ -91,8 +91,8 @@ class Windows:
         return tuple(found)
 
     def draw(self, seed: int, kind: str = "") -> None:
-        """Overwrite all of it with the shape's values, with others that are neither captured nor a mixture, or with one
-        of `schema.EXTREMES`."""
+        """Overwrite all windows with values of the shape's input distribution, or of `kind`: another one that is
+        neither captured nor a mixture, or one of `schema.EXTREMES`."""
         self._kind = kind or self.shape.values
         generator = torch.Generator(self.memory[0].device).manual_seed(seed)
         for memory in self.memory:
@@ -108,12 +108,11 @@ class Windows:
 
     @contextmanager
     def scrambled(self) -> Iterator[None]:
-        """Inside, other values of the same input distribution; afterwards, bit for bit those of before.
+        """A context with other values of the same input distribution; at its end, the old bits are restored.
 
-        Each column of each head changes its sign, or not, at random: values seen inside don't tell those afterwards.
-        Columns of Q and K that the distribution sets keep their signs, so that scores stay of that distribution; for
-        captured values, these are all columns. A column of V has one sign for all tokens, so that its mean stays as far
-        from 0.
+        Each column of each head changes its sign at random, so that values inside don't reveal those afterwards.
+        Columns of Q and K that the distribution sets keep their signs, so that the distribution of scores stays the
+        same; captured values keep all. A column of V has one sign for all tokens, which keeps its mean as far from 0.
         """
         kept = 0 if self._kind in EXTREMES else drawn.structured(self._kind, self.shape.head_dim)
         queries, keys, values, *gradients = self.memory
@@ -131,7 +130,7 @@ class Windows:
                 memory *= signs
 
     def _sizes(self) -> list[tuple[int, int, int]]:
-        """The size of each tensor's memory: heads, rows of a head, columns. By token, a head has one row."""
+        """The size of each tensor's memory: heads, rows of a head, columns. If `by_token`, a head has one row."""
         shape = self.shape
         queries = (shape.batch * shape.heads, shape.seq_len, shape.head_dim)
         values = (shape.batch * shape.kv_heads, shape.kv_len, shape.head_dim)
@@ -162,7 +161,7 @@ class Windows:
 
 
 def _some_signs(memory: Tensor, every: Tensor, kept: int) -> Tensor:
-    """One of these signs for each column of each head, from a random one on; the first `kept` columns keep theirs."""
+    """A random sign for each column of each head, taken from `every`; the first `kept` columns have sign 1."""
     heads, _, columns = memory.shape
     begin = random.SystemRandom().randrange(SIGNS)
     signs = every[begin : begin + heads * columns].view(heads, 1, columns).clone()
@@ -171,11 +170,11 @@ def _some_signs(memory: Tensor, every: Tensor, kept: int) -> Tensor:
 
 
 def draw(shape: Shape, seed: int, device: torch.device, kind: str = "") -> Inputs:
-    """Q, K and V of the shape's values, or of another kind that `Windows.draw` takes.
+    """Q, K and V of the shape's input distribution, or of another that `Windows.draw` takes.
 
     In training a standard normal gradient of O follows.
     Q is ``(batch, heads, seq_len, head_dim)``, K and V are ``(batch, kv_heads, kv_len, head_dim)``, contiguous or
-    transposed as the shape's layout says. If lengths are unlike, all are views ``(1, heads, tokens, head_dim)`` of
+    transposed as the shape's layout says. If lengths are unequal, all are views ``(1, heads, tokens, head_dim)`` of
     memory in which the heads of a token are adjacent.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Attention composed from PyTorch operations: the framework's own low-precision result, and the float64 oracle."""
+"""Attention from PyTorch's basic operations: its result in the dtype of the inputs, and the float64 oracle."""
 
 import math
 
@@ -10,10 +10,10 @@ REFERENCE_CHUNK = 2**28
 
 
 def composed(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """softmax(scale·Q·Kᵀ)·V, by default with 1/√D, from single operations, in the dtype of the inputs.
+    """softmax(scale·Q·Kᵀ)·V from single operations in the dtype of the inputs; the default of `scale` is 1/√D.
 
-    It takes a group of heads at a time, so that the scores of long sequences fit into memory. There may be any number
-    of queries and keys; a causal mask is aligned to the end.
+    It computes a group of heads at a time, so that the scores of long sequences fit into memory. The numbers of queries
+    and keys may differ; a causal mask is aligned to the end.
     """
     seq_len, kv_len, divisor = q.shape[2], k.shape[2], 1 / scale if scale else math.sqrt(q.shape[3])
     group = max(1, REFERENCE_CHUNK // (seq_len * kv_len))
@@ -28,12 +28,12 @@ def composed(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None 
 
 
 def masked(seq_len: int, kv_len: int, device: torch.device) -> Tensor:
-    """Which keys each query doesn't see under a causal mask, ``(seq_len, kv_len)``: the last query sees all."""
+    """The keys that a causal mask hides from each query, ``(seq_len, kv_len)``: the last query sees all."""
     return torch.ones(seq_len, kv_len, dtype=torch.bool, device=device).triu(1 + kv_len - seq_len)
 
 
 def seen(ends: Tensor, queries: int, keys: int, causal: bool = True) -> Tensor:
-    """Which keys each query sees of sequences that end after `ends`, ``(batch, 1, queries or 1, keys)``.
+    """The keys that each query sees if sequences have `ends` keys: ``(batch, 1, queries or 1, keys)``.
 
     Under a causal mask the last query sees all of its sequence.
     """
@@ -57,12 +57,12 @@ def float64(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, scale: float | None = None
 ) -> tuple[Tensor, ...]:
-    """dQ, dK and dV of `composed`, from single operations, in the dtype of the inputs, and the log-sum-exp of each row.
+    """dQ, dK and dV of `composed` from single operations in the dtype of the inputs, and the log-sum-exp of each row.
 
-    dS is P∘(dO·Vᵀ - D), as kernels compute it: D is the sum of a row of dO∘O, at least in float32, of O as it is kept.
+    dS is P∘(dO·Vᵀ - D), as in kernels: D is the row sum of dO∘O, in float32 or better, with O in its own dtype.
 
     Args:
-        dout: the gradient of the output, of the shape of Q.
+        dout: the gradient of the output, with the shape of Q.
     """
     seq_len, kv_len, shared = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     factor, wide = scale or 1 / math.sqrt(q.shape[3]), torch.promote_types(q.dtype, torch.float32)
