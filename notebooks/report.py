@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Which input distribution? The latency of attention kernels depends on the numbers in Q, K and V
+# # Which input distribution? A kernel that is faster on normal values may be slower on others
 
 # %% tags=["parameters"]
 run = "h200-2026-11-28-main"  # a run in data/
@@ -314,8 +314,8 @@ al.holds(
 
 # %% [markdown] tags=["published"]
 # - **Tuning.** `kernel.best` was tuned on `normal`, `sd 6` and `rising 24`.
-# - **Where the lead ends.** If scores rise by 12 from each 64 keys to the next, `peer.flash4` is 1.12x faster at
-#   D = 128 in float16, in a later trial of one process (`kernels/NOTES.md`).
+# - **Where the lead ends.** If scores rise by 12 every 64 keys, `peer.flash4` is 1.12x faster at D = 128 in float16.
+#   Today's kernel takes 1.02x its time (trials in `kernels/NOTES.md`).
 
 # %% [markdown]
 # ## 8 Conclusion
