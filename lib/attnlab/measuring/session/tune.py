@@ -157,6 +157,7 @@ def compile_all(finalists: Finalists, shapes: list[Shape], dtypes: tuple[str, ..
     each = [(rung, tile, shape.resized(dtype=dtype)) for dtype in dtypes for rung, tile, shape in smallest.values()]
     if each:
         processes = min(len(each), len(os.sched_getaffinity(0)), MOST_COMPILERS)
+        say(f"compiling {len(each)} instances by {processes} processes")
         with multiprocessing.get_context("spawn").Pool(processes) as pool:
             pool.starmap(_compile, each, chunksize=1)
 
