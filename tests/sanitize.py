@@ -2,7 +2,7 @@
 
 Each kernel runs under each tool in a separate process, which is ended after `LIMIT_S`. Every tile runs once for each
 mask, at lengths that are no multiple of a tile. Only the kernels run on the GPU: inputs are drawn, and outputs checked,
-on the CPU. torch must not cache memory; otherwise, an access beyond the end of a tensor can hit memory that is still
+on the CPU. PyTorch must not cache memory; otherwise, an access beyond the end of a tensor can hit memory that is still
 allocated.
 
 Racecheck reports a false race where 128 threads meet at a named barrier and one of them then arrives for all at another

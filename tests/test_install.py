@@ -1,7 +1,7 @@
 """The environment that make installs: complete or made again, by one process at a time, with the right PyTorch build.
 
-A small project stands for attnlab, and small wheels for its dependencies. venv would take seconds, so that an
-environment borrows the pip of these tests. This pip is the real one.
+A small project stands for attnlab, and small wheels for its dependencies. The environment borrows the pip of these
+tests, which is the real one: venv would take seconds to install it.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Compute the errors of rounding to e4m3 for each input distribution, into data/reference/fp8_costs.csv: minutes.
 
-``PYTHONPATH=lib python tools/fp8_costs.py``. A row is an input distribution and a rounding of Q, K and V: to the
-shape's own 16 bits, or to e4m3 with a scale for each tensor, head or block of 64 rows, with and without rotation. The
-RMS and largest errors are against float64 of the values before rounding. Attention uses PyTorch operations on a CPU,
-which round where an FP8 kernel does.
+``PYTHONPATH=lib python tools/fp8_costs.py``. A row is an input distribution and a rounding of Q, K and V. They are
+rounded to the shape's own 16 bits, or to e4m3, with and without rotation. A scale of e4m3 is for a tensor, a head or a
+block of 64 rows. The RMS and largest errors are against float64 of the values before rounding. Attention uses PyTorch
+operations on a CPU, which round where an FP8 kernel does.
 """
 
 import pandas as pd
