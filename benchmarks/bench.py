@@ -1,11 +1,11 @@
-"""Prints the costs of attnlab itself here: wall time, CPU time and peak memory of measuring, inferring and rendering.
+"""Prints the costs of attnlab itself on this machine: wall time, CPU time and peak memory of each benchmark.
 
     PYTHONPATH=lib python benchmarks/bench.py    # everything but the tests: some minutes
     python benchmarks/bench.py tests     # the test suite, as `make test` runs it
-    python benchmarks/bench.py render    # one of the others alone
+    python benchmarks/bench.py render    # any other benchmark alone
 
-CPU time is user and system time of all processes that a benchmark starts; on Linux, of orphans too. Peak memory is the
-largest sum over these processes, with shared pages counted once. No result is kept.
+CPU time is the user and system time of all processes that a benchmark starts; on Linux, orphans count too. Peak memory
+is the largest sum over these processes, with shared pages counted once. No result is kept.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Cost(NamedTuple):
-    """The cost of one benchmark; 0 KiB where the system doesn't say."""
+    """The cost of one benchmark; memory is 0 KiB if the system doesn't report it."""
 
     wall_s: float
     cpu_s: float
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
 
 def main(asked: str = "") -> None:
-    """Run each benchmark, or the one asked for, in a separate process. Print a table, a row as each ends."""
+    """Run each benchmark, or the named one, in a separate process. Print a table, a row as each ends."""
     _adopt_orphans()
     print(f"{'':<48} {'seconds':>8} {'CPU s':>8} {'peak MiB':>9}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def main(asked: str = "") -> None:
 
 
 def _benchmarks(folder: str) -> list[tuple]:
-    """The title of each, its additions to the environment, and the words that start it."""
+    """The title of each benchmark, its additional environment variables, and its command."""
     device, study = _study()
     return [
         (f"read {RUN}", {}, "read"),
@@ -70,7 +70,7 @@ def _benchmarks(folder: str) -> list[tuple]:
 
 
 def cost(title: str, environment: dict[str, str], *words: str) -> Cost:
-    """Run one benchmark in a fresh interpreter; exits if it fails."""
+    """Run one benchmark in a fresh interpreter; exit if it fails."""
     print(f"{title} ...", file=sys.stderr, flush=True)
     started, before_s = time.monotonic(), _children_s()
     command = [sys.executable, __file__, "--here", *words]
@@ -87,7 +87,7 @@ def cost(title: str, environment: dict[str, str], *words: str) -> Cost:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent ends, so that their time counts."""
+    """Become the parent of orphaned descendants, so that their CPU time counts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -101,13 +101,13 @@ def _wait_for_orphans() -> None:
 
 
 def _children_s() -> float:
-    """CPU time of all children that ended and were waited for, with theirs."""
+    """CPU time in s of all ended children and their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 class _Peak(threading.Thread):
-    """Adds up the memory of all processes below this one, shared pages once, until a process ends."""
+    """Samples the memory of all descendants of this process, shared pages once, and keeps the peak."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         super().__init__(daemon=True)
@@ -120,7 +120,7 @@ class _Peak(threading.Thread):
 
 
 def _below(pid: int) -> list[int]:
-    """The children of a process; none where the system doesn't say, or it ended."""
+    """The children of a process; none if it ended or the system doesn't report them."""
     try:
         return [
             int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
@@ -130,7 +130,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _held(pid: int) -> int:
-    """Memory of a process and of all below it, in KiB."""
+    """Memory of a process and its descendants, in KiB."""
     try:
         pages = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -140,8 +140,8 @@ def _held(pid: int) -> int:
 
 
 def _study() -> tuple[str, str]:
-    """Device and study to measure here."""
-    from attnlab.measuring.instruments import devices  # here, so that no benchmark but this one imports torch
+    """The device and the study that `measure` uses on this machine."""
+    from attnlab.measuring.instruments import devices  # here, so that only this benchmark imports torch
 
     try:
         devices.resolve("cuda")
@@ -156,23 +156,23 @@ def read() -> None:
 
 
 def infer() -> None:
-    """Summarize and compare the recorded run, from nothing."""
+    """Summarize and compare the recorded run, without cached frames."""
     run = frames.load(RUN)
     baseline = run.manifest["study"]["baseline"]
-    samples = run.samples.assign(run="")  # of no run in data/, so that nothing is kept
+    samples = run.samples.assign(run="")  # not a run in data/, so that no frame is cached
     frames.summarize(samples)
     frames.compare(samples, baseline)
 
 
 def cases(count: str) -> None:
-    """Summarize and compare `count` cases that were never measured."""
+    """Summarize and compare `count` synthetic cases."""
     samples = made_up(int(count))
     assert len(frames.summarize(samples)) == int(count)
     frames.compare(samples, implementations.SDPA[0])
 
 
 def made_up(count: int) -> pd.DataFrame:
-    """Samples of `count` cases, in µs: noise of processes, and of samples with their neighbours."""
+    """Synthetic samples of `count` cases, in µs, with noise per process and autocorrelated noise per sample."""
     names = list(implementations.SDPA)
     batches = list(range(1, count // len(names) + 1))
     keys = ["implementation", "batch", "replicate", "round"]
@@ -197,7 +197,7 @@ def tests() -> None:
 
 
 def measure(device: str, study: str) -> None:
-    """Measure a study into a run that is thrown away."""
+    """Measure a study into a temporary run."""
     measurement.measured("", studies.load(study), device)
 
 

@@ -1,8 +1,8 @@
-"""Times the README's 2 commands on a fresh clone of the last commit, installation included.
+"""Times the README's 2 commands on a fresh clone of the last commit, including installation.
 
     python benchmarks/commands.py    # writes benchmarks/commands.toml
 
-Run it on an otherwise idle machine. It keeps no run and no page.
+Run it on an idle machine. It keeps no run and no page.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Counts right implementations, which round in another order, that fail the gate: writes data/reference/gate.csv.
+"""Counts how often the gate fails correct implementations that round in another order: writes data/reference/gate.csv.
 
     PYTHONPATH=lib python benchmarks/gate.py        # about an hour of CPU time, on all cores
 
-Shapes are the smallest of the studies in each dtype, or smaller, with few heads: over fewer elements, the framework's
-largest error is small by luck more often. `tail` is the probability of a strain above 1 by a Pareto distribution that
-is fitted to the largest 2 % of strains. `at_most` is the 95 % bound by Clopper and Pearson.
+The shapes are the smallest of the studies in each dtype, or smaller, with few heads. Fewer elements make it more likely
+that the framework's largest error is small by luck. `tail` is the probability of a strain above 1, by a Pareto
+distribution fitted to the largest 2 % of strains. `at_most` is the 95 % upper bound by Clopper and Pearson.
 """
 
 import math
@@ -37,7 +37,7 @@ DRAWS |= {shape.resized(causal=True, direction="training"): 2000 for shape in (F
 
 
 def online(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int, split: int = 1, factor: float = 1.0) -> Tensor:
-    """FlashAttention's algorithm in float32, from the last tile on, with P times a factor in the dtype of V."""
+    """FlashAttention's algorithm in float32, from the last tile to the first; P times `factor` is rounded as V is."""
     scores = q.float() @ k.mT.float() * (math.log2(math.e) / math.sqrt(q.shape[-1]))
     if causal:
         scores = scores.masked_fill(masked(q.shape[2], k.shape[2], q.device), -math.inf)
@@ -63,7 +63,7 @@ RIGHT += [Implementation("P scaled", partial(online, tile=64, factor=1 / 3))]
 
 
 def strains(shape: Shape, seed: int) -> list[dict[str, float]]:
-    """The strain of each right implementation on some draws."""
+    """The strain of each correct implementation on some draws of the inputs."""
     together = shape.resized(batch=AT_ONCE * shape.batch)
     given, returned = inputs.draw(together, seed, torch.device("cpu")), {}
     for one in RIGHT:
@@ -78,7 +78,7 @@ def strains(shape: Shape, seed: int) -> list[dict[str, float]]:
 
 
 def row(shape: Shape, name: str, found: pd.Series) -> dict[str, object]:
-    """The outcome of an implementation's draws at a shape."""
+    """The row of the table for an implementation at a shape."""
     refused, logs = int((found > 1).sum()), found.clip(lower=1e-9).map(math.log).nlargest(max(10, len(found) // 50))
     excess = (logs - logs.min()).sum() / (len(logs) - 1)
     tail = len(logs) / len(found) * math.exp(min(0.0, logs.min()) / excess) if excess else 0.0

@@ -1,9 +1,9 @@
-"""Prints the host's time for a call, part by part, calls back to back at a tiny shape, on an NVIDIA GPU.
+"""Prints the host time of a call and of its parts, in back-to-back calls at a tiny shape, on an NVIDIA GPU.
 
     python benchmarks/launch.py          # PYTHONPATH=lib
 
-Each part is the median over rounds in which all parts take turns. A round is a number of calls without waiting for the
-device; the program waits between rounds.
+Each value is the median over rounds in which all parts take turns. A round makes a number of calls without waiting for
+the device; the program waits between rounds.
 """
 
 import statistics
@@ -25,14 +25,14 @@ from attnlab.study.shapes import Shape
 TINY = Shape(1, 1, 64, 64)
 CALLS, ROUNDS = 200, 101
 SDPA, KERNELS = "sdpa.auto", ("kernel.overlap", "kernel.best")
-# The most that attend and the operator should take where they call such an implementation, as shares of SDPA's time.
+# Goals for attend and for the operator when they call this implementation: at most these multiples of SDPA's time.
 GOALS = {SDPA: (1.10, 1.25)} | dict.fromkeys(KERNELS, (0.75, 0.95))
 Part = tuple[Callable[[], object], str, float | None]
-"""A call, the implementation that `attend` chooses in it, and the goal for its share of SDPA's time, if it has one."""
+"""A call, the implementation that `attend` chooses in it, and the goal as a multiple of SDPA's time, if it has one."""
 
 
 def main() -> None:
-    """Print a table: microseconds for a call of each part, its share of SDPA's, and the goal for that."""
+    """Print a table: host time in µs for a call of each part, its ratio to SDPA's, and the goal for this ratio."""
     if not torch.cuda.is_available():
         sys.exit("attnlab: what a launch costs is measured on an NVIDIA GPU, and torch sees none here")
     timed = parts()
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def parts() -> dict[str, Part]:
-    """The timed parts, by name; kernels that this device doesn't serve are left out."""
+    """The timed parts by name, without kernels that don't serve this device."""
     q, k, v = inputs.draw(TINY, 0, torch.device("cuda"))
     index = q.get_device()
     alone: dict[str, Callable[[], object]] = {
@@ -73,7 +73,7 @@ def parts() -> dict[str, Part]:
 
 
 def host_us(timed: dict[str, Part]) -> dict[str, float]:
-    """The median host time of a call of each, in microseconds."""
+    """The median host time in µs for a call of each part."""
     calls.use()
     q, k, v = inputs.draw(TINY, 0, torch.device("cuda"))
     words = calls.layout_words(q, k, v, False, None)

@@ -1,6 +1,6 @@
-"""What tests share: folders of their own for whatever is written, one tiny recorded run, and ways to begin others.
+"""Fixtures and helpers of all tests: folders for written files, one tiny recorded run, and functions that begin others.
 
-Torch is imported only by what needs it.
+Only functions that need torch import it.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from attnlab.runs.dispatch import Choice, Dispatch
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
-# For torch, here and in every process that a test starts: several threads wait for each other by spinning.
+# For torch, in this process and in those that tests start: several threads wait for each other by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TINY = {
@@ -40,18 +40,18 @@ TINY = {
     "sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": [16, 32, 64], "head_dim": 64, "dtype": "float32"}},
 }
 SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
-"""Columns that tell one sample from every other."""
+"""The columns that identify a sample."""
 _TIMINGS = ("device warm", "cupti warm", "device cold", "eager warm", "eager cold")
 EVERY_TIMING = [dict(zip(("clock", "cache"), timing.split(), strict=True)) for timing in _TIMINGS]
 
 
 def tiny_study(**changes) -> studies.Study:
-    """A study of three implementations at three short shapes on the CPU, with the fields given instead of its own."""
+    """A study of 3 implementations at 3 short shapes on the CPU; `changes` replace its fields."""
     return studies.parse(TINY | changes, "tiny.yaml")
 
 
 def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
-    """What a call that is refused says, which is one line."""
+    """The error message of a call, which has to be one line."""
     with pytest.raises(error) as caught:
         call()
     said = str(caught.value)
@@ -60,20 +60,20 @@ def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
 
 
 def held(data: Path) -> dict[Path, bytes]:
-    """What is in a data folder, byte for byte, but for locks and frames that were kept."""
+    """The files of a data folder with their content, without locks and cached frames."""
     files = (path for path in data.rglob("*") if path.is_file() and path.name != ".lock")
     return {path: path.read_bytes() for path in files if path.parent.name != ".cache"}
 
 
 def files_of(name: str) -> set[str]:
-    """What is in the folder of a run, but for the frames that were made of it."""
+    """The names in a run's folder, without its cached frames."""
     return set(os.listdir(schema.folder(name))) - {".cache"}
 
 
 def gated(call, shape, device="cpu"):
-    """An implementation, or a function as one, through the worker's gate, before timing and then after.
+    """Check an implementation, or a function, by the worker's gate, before timing and again after it.
 
-    Returns its fate, and the rows of its checks.
+    Returns its status, and the rows of its checks.
     """
     import pandas as pd
 
@@ -85,9 +85,9 @@ def gated(call, shape, device="cpu"):
 
 
 def timed(call, shape, timing, device="cpu", samples=100):
-    """An implementation, or a function as one, through the gate and then through the rounds of one timing.
+    """Check an implementation, or a function, by the gate, and then time it in the rounds of one timing.
 
-    Returns its fate, and its samples.
+    Returns its status, and its samples.
     """
     import torch
 
@@ -106,7 +106,7 @@ def timed(call, shape, timing, device="cpu", samples=100):
 
 
 def subjected(call, shape, device, **study):
-    """A session, the inputs of a shape, and an implementation, or a function as one, that is bound to them."""
+    """A session, the inputs of a shape, and an implementation, or a function, bound to these inputs."""
     import torch
 
     from attnlab.measuring.clocks import cuda_events
@@ -126,7 +126,7 @@ def subjected(call, shape, device, **study):
 
 
 def quick_survey(device: str, study: studies.Study) -> dict:
-    """`worker.survey`, with ceilings that take no time."""
+    """`worker.survey`, but without measuring the ceilings."""
     from attnlab.measuring.session import ceilings, estimate, worker
 
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +137,7 @@ def quick_survey(device: str, study: studies.Study) -> dict:
 
 
 def small_copy(device) -> dict:
-    """`ceilings._copy` of 1 MiB."""
+    """`ceilings._copy` with 1 MiB."""
     import torch
 
     from attnlab.measuring.session import ceilings
@@ -149,7 +149,7 @@ def small_copy(device) -> dict:
 
 @contextmanager
 def torch_as_it_was():
-    """Puts back the settings of torch that locking the environment changes, and the handler of Ctrl-C."""
+    """Restores torch's settings, which locking the environment changes, and the handler of Ctrl-C."""
     import random
 
     import numpy as np
@@ -183,7 +183,7 @@ def torch_as_it_was():
 
 
 class Quickly(Executor):
-    """Hands everything to another executor, but for the survey: that is a quick one, made here."""
+    """Passes every job to another executor, except the survey: that is a quick one in this process."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -202,7 +202,7 @@ class Quickly(Executor):
 
 @pytest.fixture(scope="session", autouse=True)
 def session_data(tmp_path_factory) -> Path:
-    """Where the tests of a session find and put runs, unless they take `data`: never the project's own folders."""
+    """The data folder of session-wide fixtures and of tests without `data`: never the project's."""
     root = tmp_path_factory.mktemp("session")
     with pytest.MonkeyPatch.context() as patch:
         for folder in ("data", "reports", "exports", "figures", "cache"):
@@ -212,7 +212,7 @@ def session_data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def data(tmp_path, monkeypatch) -> Path:
-    """An empty data folder, and empty folders of reports, exports and the cache beside it, for one test."""
+    """An empty data folder for one test, next to empty folders of reports, exports and the cache."""
     for folder in ("data", "reports", "exports", "cache"):
         monkeypatch.setenv(f"ATTNLAB_{folder.upper()}", os.fspath(tmp_path / folder))
     return tmp_path / "data"
@@ -230,21 +230,21 @@ def recorded(session_data) -> str:
 
 @pytest.fixture(scope="session")
 def machine(recorded, session_data) -> schema.Manifest:
-    """What the manifest of `recorded` says of this machine, to begin other runs with."""
+    """The fields of the manifest of `recorded` that describe this machine, for beginning other runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
         manifest = read.read_manifest(recorded)
     own = {"name", "created", "finished", "order", "complete", "study", "missing_clocks", "profile", "files", "seal"}
-    own |= {"planned_s"}  # a number for each shape of its study
+    own |= {"planned_s"}  # one number for each shape of the study
     return {key: value for key, value in manifest.items() if key not in own}
 
 
 @pytest.fixture
 def begin(data, machine) -> Callable[..., str]:
-    """Begins a run of a study in this test's data folder, as `record` does, without surveying the machine again."""
+    """Begins a run of a study in this test's data folder, as `record` does, without another survey of the machine."""
 
     def begin(study: studies.Study, name: str = "begun", **changes) -> str:
-        missing = [str(timing) for timing in study.timings if timing.clock != "eager"]  # on a CPU
+        missing = [str(timing) for timing in study.timings if timing.clock != "eager"]  # because the device is a CPU
         write.create(name, machine | {"study": study.model_dump(mode="json"), "missing_clocks": missing} | changes)
         return name
 
@@ -253,14 +253,14 @@ def begin(data, machine) -> Callable[..., str]:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A folder of kernels that stands for the project's, with one rung."""
+    """A folder with one kernel that replaces the project's kernels."""
     monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(tmp_path / "kernels"))
     return ladders.write(tmp_path / "kernels")
 
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory):
-    """The server of `forks.py`."""
+    """The server process of `forks.py`."""
     from forks import Forks
 
     with Forks(tmp_path_factory.mktemp("forks")) as forks:
@@ -269,7 +269,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture
 def write_study(tmp_path) -> Callable[..., Path]:
-    """Writes the tiny study with changes, or a text as it is, to a YAML file."""
+    """A function that writes the tiny study with changes, or a given text, to a YAML file."""
 
     def write(text: str | None = None, **changes) -> Path:
         path = tmp_path / "written.yaml"
@@ -282,20 +282,20 @@ def write_study(tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture
 def one_thread() -> Executor:
-    """An executor in this process, so that what a test patches holds in the job too."""
+    """An executor in this process, so that a test's patches hold in the job too."""
     return ThreadPoolExecutor(1)
 
 
 @pytest.fixture
 def unlocked():
-    """For a test that locks the environment: puts everything back after it."""
+    """For a test that locks the environment: restores all settings afterwards."""
     with torch_as_it_was():
         yield
 
 
 @pytest.fixture
 def threaded(monkeypatch, unlocked):
-    """`record` measures in this process, and surveys quickly."""
+    """Makes `record` measure in this process with a quick survey."""
     from attnlab.measuring import processes
 
     monkeypatch.setattr(processes, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
@@ -303,7 +303,7 @@ def threaded(monkeypatch, unlocked):
 
 @pytest.fixture
 def locked(unlocked):
-    """A locked environment, put back afterwards."""
+    """A locked environment, restored afterwards."""
     from attnlab.measuring.instruments import environment
 
     environment.lock()
@@ -311,7 +311,7 @@ def locked(unlocked):
 
 @pytest.fixture(scope="module")
 def locked_gpu():
-    """A locked environment for every test of a module on a GPU, put back afterwards."""
+    """A locked environment for all tests of a module on a GPU, restored afterwards."""
     import torch
 
     from attnlab.measuring.instruments import devices, environment
@@ -324,7 +324,7 @@ def locked_gpu():
 
 @pytest.fixture
 def released():
-    """Leaves no memory of a GPU held for the next test."""
+    """Frees all GPU memory before the next test."""
     import torch
 
     from attnlab.measuring.instruments import devices
@@ -334,7 +334,7 @@ def released():
 
 
 def forget_choices(monkeypatch):
-    """Has `attend` know of no table and no tuned layout, as in a new process; afterwards, what it knew before."""
+    """Clears `attend`'s table and tuned layouts, as in a new process; restores them afterwards."""
     from attnlab.serving import calls
 
     for name, value in {"table": None, "layouts": None, "prepared": {}, "last": calls.NOTHING}.items():
@@ -342,13 +342,13 @@ def forget_choices(monkeypatch):
 
 
 def choice(shape, implementation="sdpa.flash", **changes) -> Choice:
-    """The choice of an implementation at a shape, with these fields instead of its own."""
+    """The choice of an implementation at a shape; `changes` replace its fields."""
     axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
     return Choice(**axes, implementation=implementation, **{"speedup": 1.2, "low": 1.1, "high": 1.3} | changes)
 
 
 def table(*made, **fields) -> Dispatch:
-    """A dispatch table of these choices, for this PyTorch."""
+    """A dispatch table with these choices, for this version of PyTorch."""
     import torch
 
     stated = {"run": "r", "seal": "s", "device": "NVIDIA H200", "torch": torch.__version__}
@@ -357,7 +357,7 @@ def table(*made, **fields) -> Dispatch:
 
 @pytest.fixture
 def by_table(monkeypatch, data):
-    """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
+    """Makes `attend` use a table of these choices (shape, implementation), as `make dispatch` would write it."""
     import torch
 
     from attnlab.runs import dispatch
@@ -376,7 +376,7 @@ def by_table(monkeypatch, data):
 
 @pytest.fixture
 def h200(monkeypatch, data):
-    """A machine of which torch says that it has an H200."""
+    """Makes torch report an H200."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -385,7 +385,7 @@ def h200(monkeypatch, data):
 
 @pytest.fixture
 def write_module(tmp_path, monkeypatch) -> Iterator[Callable[..., Path]]:
-    """Writes a user's own module `own`, which Python finds beside the studies of `write_study` from then on."""
+    """A function that writes a user's module `own`, which Python then imports from the folder of `write_study`."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv("BESIDE_STUDY", raising=False)
 

@@ -1,8 +1,8 @@
-"""A server process that has imported everything, and forks a process that measures on request.
+"""A server process that has imported everything, and forks a measuring process on request.
 
-Starting Python and importing torch takes most of the time of a test that measures for a moment and is killed; a fork
-takes milliseconds. Each fork is a process group of its own. It takes a list of steps, names of functions in this module
-with their arguments, does them one after the other, and exits with what the last one returns.
+Starting Python and importing torch takes most of the time of a test that measures briefly and is killed; a fork takes
+milliseconds. Each fork is a separate process group. It takes a list of steps: names of functions in this module with
+their arguments. It runs them one after the other, and exits with the last one's result.
 """
 
 import errno
@@ -39,11 +39,11 @@ TESTS = Path(__file__).parent
 
 
 class Forks:
-    """The server as a test uses it; it ends with the context, and so do all its forks."""
+    """The server as a context manager, which ends all forks at its exit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._forked = folder, []
-        # More than one thread and a fork of it go ill together, and one is what tiny shapes need.
+        # Forking a process with several threads is unsafe, and tiny shapes need only one.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen([sys.executable, __file__], env=environment, **pipes)
@@ -59,9 +59,9 @@ class Forks:
         self._process.wait()
 
     def start(self, *steps: tuple[Any, ...]) -> "Fork":
-        """Start a fork that does these steps in this test's folders; each is a function's name and its arguments."""
+        """Start a fork that runs these steps in this test's folders; each is a function's name and its arguments."""
         log = self._folder / f"fork-{len(self._forked)}.log"
-        log.touch()  # it may be killed before it does anything
+        log.touch()  # the fork may be killed before it writes anything
         places = {name: os.environ[name] for name in ("ATTNLAB_DATA", "ATTNLAB_REPORTS")}
         fork = Fork(self, int(self.ask({"steps": steps, "log": os.fspath(log), "places": places})), log)
         self._forked.append(fork)
@@ -87,7 +87,7 @@ def wait_until(there: Callable[[], object], log: Path | None = None, patience_s:
 
 @dataclass
 class Fork:
-    """One process group that was forked."""
+    """The process group of one fork."""
 
     forks: Forks
     pid: int
@@ -99,7 +99,7 @@ class Fork:
             os.killpg(self.pid, how)
 
     def end(self) -> tuple[int, list[str]]:
-        """Wait for it; returns the exit status, negative for a signal, and the lines on stderr."""
+        """Wait for the fork; returns its exit status, negative for a signal, and its lines on stderr."""
         status = os.waitstatus_to_exitcode(int(self.forks.ask(self.pid)))
         said = self.log.read_text()
         assert "Traceback" not in said, said
@@ -110,7 +110,7 @@ class Fork:
         wait_until(there, self.log)
 
     def wait_till_gone(self) -> None:
-        """Wait until each process of the group has ended by itself; some may need a moment for tidying up."""
+        """Wait until every process of the group has ended by itself; some may still clean up."""
         with self.log.open() as log:
 
             def unlocked() -> bool:
@@ -120,11 +120,11 @@ class Fork:
             wait_until(unlocked, self.log)
 
 
-# What a fork can do
+# The steps of a fork
 
 
 def command(*arguments: str) -> int:
-    """A command of attnlab that forks its measuring processes instead of starting new ones."""
+    """Run a command of attnlab that forks its measuring processes instead of starting new ones."""
     import conftest
 
     forking = {"mp_context": multiprocessing.get_context("fork"), "initializer": processes.begin, "initargs": ({},)}
@@ -133,7 +133,7 @@ def command(*arguments: str) -> int:
 
 
 def call(module: str, name: str, *arguments: Any) -> Any:
-    """A function of another module."""
+    """Call a function of another module."""
     return getattr(importlib.import_module(module), name)(*arguments)
 
 
@@ -148,29 +148,29 @@ def limit_files(most_bytes: int) -> None:
 
 
 def die_at_block(number: int) -> None:
-    """Let the process that is about to record the block of this number die as if it was killed."""
+    """Make a process die, as if killed, when it is about to record the block with this number."""
     _at_block(number, lambda: os._exit(9))
 
 
 def wait_at_block(number: int, lock: str) -> None:
-    """Let the process that is about to record the block of this number wait for a lock, which the test holds."""
+    """Make a process wait for a lock, which the test holds, when it is about to record the block with this number."""
     _at_block(number, lambda: files.held(Path(lock)).__enter__())
 
 
 def kill_at(step: int) -> None:
-    """Kill the group at this operation on the disk, counted from 1."""
+    """Kill the group at this disk operation, counted from 1."""
     watch(pytest.MonkeyPatch(), step, lambda: os.killpg(0, signal.SIGKILL))
 
 
 def kill_at_survey() -> None:
-    """Kill the group when it is about to look at the machine."""
+    """Kill the group when it is about to survey the machine."""
     import conftest
 
     conftest.quick_survey = lambda *_: os.killpg(0, signal.SIGKILL)
 
 
 def live(name: str) -> int:
-    """Everything that happens to a run on the disk, from its beginning or where it was cut off, without measuring."""
+    """All disk operations of a run, from its beginning or its interruption to its end, without measuring."""
     manifest = small.manifest()
     with write.lock(name, {"study": manifest["study"]}):
         if not (schema.folder(name) / "manifest.json").is_file():
@@ -196,19 +196,19 @@ def _at_block(number: int, act: Callable[[], object]) -> None:
 BLOCKS = small.blocks(small.study())
 
 
-# Steps on the disk
+# Disk operations
 
 
 def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: tuple[str, ...] = ()) -> list[str]:
-    """Count operations on the disk, and call `act` at the one of number `at`, counted from 1.
+    """Count disk operations, and call `act` at the one with number `at`, counted from 1.
 
-    Writing a file is two operations: one half-way through, and fsync, which is not really done.
+    Writing a file is 2 operations: one when half is written, and fsync, which is not executed.
 
     Args:
         only: which of write, fsync, replace, mkdir, unlink and rmdir count; default all.
 
     Returns:
-        A list to which the name of each operation is added.
+        A list to which the name of each operation is appended.
     """
     done: list[str] = []
 
@@ -220,7 +220,7 @@ def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: t
             act()
 
     class Watched(io.FileIO):
-        """A file whose first half is on the disk before the second half is written."""
+        """A file that puts the first half of its content on the disk before it writes the second."""
 
         def write(self, content: bytes) -> int:
             half = super().write(content[: len(content) // 2])
@@ -246,7 +246,7 @@ def full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-# In the process that forks
+# In the server
 
 
 def _serve() -> None:
@@ -270,10 +270,10 @@ def _follow(steps: list[list[Any]], log: str, places: dict[str, str]) -> None:
     os.setpgid(0, 0)
     os.environ.update(places)
     handle = os.open(log, os.O_WRONLY)
-    fcntl.flock(handle, fcntl.LOCK_SH)  # which lasts as long as a process has it
+    fcntl.flock(handle, fcntl.LOCK_SH)  # held as long as a process has the handle
     for descriptor, new in enumerate((os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY), handle)):
         os.dup2(new, descriptor)
-    # Whoever runs the tests in the background hands them SIGINT ignored.
+    # In a shell's background jobs, SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for name, *arguments in steps:

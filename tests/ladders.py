@@ -54,13 +54,13 @@ RUNG: dict[str, Any] = {
 
 
 def rung(*tiles: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A correct entry with some fields replaced; a field whose value is ``...`` is left out."""
+    """A correct entry with some fields replaced; a field with the value ``...`` is left out."""
     stated = RUNG | {"tiles": list(tiles) or [TILE]} | changes
     return {key: value for key, value in stated.items() if value is not ...}
 
 
 def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
-    """Write ladder.toml, the kernel and its header into a folder, and return it."""
+    """Write ladder.toml, the kernel and its header into a folder; returns the folder."""
     folder.mkdir(exist_ok=True)
     (folder / "ladder.toml").write_text("".join(map(_entry, entries or (rung(),))))
     (folder / "plain.cu").write_text(source)
@@ -69,13 +69,13 @@ def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
 
 
 def choice(tile: str = "long", **changes: Any) -> TileChoice:
-    """A choice of the rung `plain` as it is now, with some fields replaced."""
+    """A choice of the kernel `plain` in its present state, with some fields replaced."""
     stated = {"heads": 8, "seq_len": 512, "head_dim": 64, "causal": False, "rung": "plain", "latency_us": 2.5}
     return TileChoice(**stated | {"tile": tile} | changes)
 
 
 def tuned(*choices: TileChoice, device: str = "NVIDIA H200") -> Tuning:
-    """A tuning of these choices, of the ladder as it is now."""
+    """A tuning with these choices, for the present ladder."""
     about = {"torch": "2.11.0", "command": "make tune", "clock": "device clock"}
     return Tuning(device=device, multiprocessors=16, sources=ladder.hashes(), choices=list(choices), **about)
 

@@ -1,4 +1,4 @@
-"""What tests of kernels on a GPU share: inputs, kernels that a device serves, and the word of the gate on outputs."""
+"""Helpers of GPU kernel tests: inputs, the kernels that a device serves, and the gate's verdict on outputs."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ def drawn(shape: Shape, seed: int = 0) -> inputs.Inputs:
 
 
 def served(kernel: Callable, shape: Shape) -> Callable:
-    """A kernel, if it serves such a shape on this device; else the test is skipped."""
+    """The kernel, if it serves the shape on this device; else the test is skipped."""
     try:
         kernel(*drawn(shape), shape.causal)
     except Unsupported as error:
@@ -27,13 +27,13 @@ def served(kernel: Callable, shape: Shape) -> Callable:
 
 
 def require_passed(kernel: Callable, given: inputs.Inputs, causal: bool, scale: float | None = None, at="") -> None:
-    """Fail unless the outputs of a kernel for these pass the gate."""
+    """Fail unless a kernel's outputs for these inputs pass the gate."""
     check = Gate(given, causal, scale=scale).examine(lambda: kernel(*given, causal, scale))
     assert check.passed, f"{at}: {check.reason}"
 
 
 def while_copying(times: int = 2000) -> Iterator[int]:
-    """So many numbers, while copies keep the device's memory busy."""
+    """Yield 0 to `times` - 1 while copies keep the device's memory busy."""
     source, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
     copied = torch.empty_like(source)
     for number in range(times):

@@ -1,14 +1,13 @@
 """Every kernel of the ladder under compute-sanitizer's memcheck and racecheck; docs/development.md says how.
 
-Each rung runs under each tool in a process of its own, which is ended after `LIMIT_S`. There, every tile runs once for
-each mask, at lengths that are no multiple of a tile. Only the kernels run on the GPU: inputs are drawn, and outputs are
-checked, on the CPU. torch must not cache memory; otherwise, an access beyond the end of a tensor can hit memory that is
-still allocated.
+Each kernel runs under each tool in a separate process, which is ended after `LIMIT_S`. Every tile runs once for each
+mask, at lengths that are no multiple of a tile. Only the kernels run on the GPU: inputs are drawn, and outputs checked,
+on the CPU. PyTorch must not cache memory; otherwise, an access beyond the end of a tensor can hit memory that is still
+allocated.
 
-Racecheck follows an order from thread to thread alone. Where 128 threads meet at a named barrier and one of them then
-arrives at the barrier on which another warp waits, it takes what the others read before for a race; so it does in a
-kernel of thirty lines that does nothing else, and no longer once each thread arrives for itself. It is therefore given
-the files of `CONSUMING` with such arrivals.
+Racecheck reports a false race where 128 threads meet at a named barrier and one of them then arrives for all at another
+barrier. A kernel of 30 lines with only these barriers has the same report, and none if each thread arrives for itself.
+Racecheck therefore gets the files of `CONSUMING` with an arrival of each thread.
 """
 
 import os
@@ -34,7 +33,7 @@ from attnlab.study.shapes import Shape
 
 TOOLS = ("memcheck", "racecheck")
 LIMIT_S = 180
-# One row more than a tile, one row less than two tiles, and several tiles with a remainder.
+# 1 row more than a tile, 1 row less than 2 tiles, and several tiles with a remainder.
 LENGTHS = (65, 127, 300)
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 EACH_ARRIVES = {
@@ -45,12 +44,12 @@ EACH_ARRIVES = {
         "if (storing) {\n            if (threadIdx.x % 128 == 0) wait_for_stores();"
     ),
 }
-"""What the files of `CONSUMING` say, and what they say for racecheck."""
+"""Lines of the files of `CONSUMING`, and their replacements for racecheck."""
 CONSUMING = ("jobs.cuh", "13_fp8.cu")
 
 
 def main(names: list[str]) -> int:
-    """Run the rung that is named, or every rung under each tool; returns how many runs were not clean."""
+    """Run the named kernel, or every kernel under each tool; returns the number of runs with findings."""
     if not torch.cuda.is_available():
         print("sanitize: torch sees no NVIDIA GPU here", file=sys.stderr)
         return 1
@@ -62,7 +61,7 @@ def main(names: list[str]) -> int:
 
 
 def each_arriving(folder: Path) -> Path:
-    """A copy of the kernels in which each thread arrives for itself; returns the folder."""
+    """Copy the kernels, with an arrival of each thread; returns the folder."""
     shutil.copytree(paths.kernels(), folder)
     for source in (folder / name for name in CONSUMING):
         text = source.read_text()
@@ -74,7 +73,7 @@ def each_arriving(folder: Path) -> Path:
 
 
 def clean(tool: str, rung: Rung, kernels: Path) -> bool:
-    """Whether a tool finds nothing in any tile of a rung of these kernels, within the time; prints what it found."""
+    """Whether a tool finds nothing in any tile of a kernel within the time; prints its findings."""
     options = ["--report-api-errors", "no", "--error-exitcode", "1", "--print-limit", "20"]
     command = ["compute-sanitizer", "--tool", tool, *options, sys.executable, __file__, rung.implementation]
     print(f"{tool}, {rung.implementation}", flush=True)
@@ -89,14 +88,14 @@ def clean(tool: str, rung: Rung, kernels: Path) -> bool:
 
 
 def run(rung: Rung) -> int:
-    """Run every tile of a rung; returns the number of outputs that are not finite."""
+    """Run every tile of a kernel; returns the number of outputs that are not finite."""
     wrong = 0
     for tile in rung.tiles:
         kernel = rungs.pinned(rung, tile)
         for mask, length in product(tile.masks, LENGTHS):
             causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
             queries = min(seq_len, rung.most_queries or seq_len)
-            if not rung.serves_rows(tile, queries):  # one tile more makes them even
+            if not rung.serves_rows(tile, queries):  # 1 more tile makes the rows even
                 queries += tile.rows
             shape = Shape(1, 2, queries, tile.head_dim, causal, rung.dtypes[0], kv_len=max(seq_len, queries))
             given = inputs.draw(shape, seq_len, torch.device("cpu"))
@@ -116,7 +115,7 @@ def run(rung: Rung) -> int:
 
 
 def of_scales(kernel: ScaledKernel, given: inputs.Inputs, causal: bool) -> torch.Tensor:
-    """The outputs of a kernel that takes e4m3, in the inputs' dtype and in e4m3, of inputs quantised on the CPU."""
+    """The outputs of a kernel for e4m3, in the inputs' dtype and in e4m3; the inputs are quantized on the CPU."""
     tensors, scales = zip(*((one.values.cuda(), one.scales.cuda()) for one in quantize(*given)), strict=True)
     wide = kernel.of_scales(*tensors, scales, causal, None, given[0].dtype)
     narrow = kernel.of_scales(*tensors, (*scales, torch.ones(1, 1, 1).cuda()), causal, None, E4M3)

@@ -1,4 +1,4 @@
-"""Runs as small as they can be: a study of one implementation on a CPU, what its manifest says, and valid blocks."""
+"""The smallest runs: a study of one implementation on a CPU, its manifest, and valid blocks."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ STATED: dict[str, Any] = {
 
 
 def study(**changes: Any) -> studies.Study:
-    """The study with these fields instead of its own."""
+    """The study; `changes` replace its fields."""
     return studies.parse(STATED | changes, "small.yaml")
 
 
@@ -47,11 +47,11 @@ def manifest(of: studies.Study | None = None, **changes: Any) -> dict[str, Any]:
 
 
 def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection[tuple[str, str]] = ()) -> list[Part]:
-    """All blocks of a run in the order in which they are recorded: latencies are 1, 2, ... us in each block.
+    """All blocks of a run in the order of recording: latencies are 1, 2, ... µs in each block.
 
     Args:
-        names: what was measured; default the implementations of the study, without the control.
-        failed: the key of a shape, and which of these failed the check after it was timed there.
+        names: measured implementations; default those of the study, without the control.
+        failed: pairs (key of a shape, implementation) that failed the check after timing.
     """
 
     def fate(name: str, shape: Shape, key: str) -> synthetic.Fate:
@@ -70,12 +70,12 @@ def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection
 
 
 def table_of(file: Path) -> pd.DataFrame:
-    """The rows of a file of a run; whole numbers stay such where some are missing."""
+    """The rows of a run's file; integers stay integers if some are missing."""
     return parquet.read_table(file).to_pandas(types_mapper=NULLABLE.get)
 
 
 def rewrite(name: str, change: Callable[[dict[str, pd.DataFrame], dict[str, Any]], object]) -> None:
-    """Change the tables and the manifest of a complete run on the disk, and seal it as if it had been recorded so."""
+    """Change the tables and the manifest of a complete run on the disk, and seal it again."""
     folder = schema.folder(name)
     stated = json.loads((folder / "manifest.json").read_text())
     tables = {table: table_of(folder / f"{table}.parquet") for table in TABLES}

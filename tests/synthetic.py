@@ -1,7 +1,7 @@
-"""Runs that were never measured: every latency, ceiling and error in them was chosen, so that results are known.
+"""Synthetic runs: every latency, ceiling and error in them was chosen, so that the results are known.
 
-The target takes the baseline 40 µs, and n times the work takes n times as long. The samples of a case lie evenly around
-its latency, `STEP` of it apart, in an order that mixes them: `ROUNDS` of them in a replicate.
+The baseline takes 40 µs at the target, and n times the work takes n times as long. The samples of a case are evenly
+spaced around its latency, `STEP` of it apart, in a mixed order: `ROUNDS` of them in a replicate.
 """
 
 import tempfile
@@ -44,21 +44,21 @@ STUDY: dict[str, Any] = {
     },
 }
 AT_TARGET: dict[str, Any] = {"timings": STUDY["timings"][:1], "sweeps": {"seq_len": [AXES | {"seq_len": 128}]}}
-"""Fields of a study of the target alone, for what does not depend on how many shapes there are."""
+"""Fields of a study of the target alone, for tests that don't depend on the number of shapes."""
 PACE = {"sdpa.auto": 1.0, "sdpa.flash": 0.8, "sdpa.cudnn": 1.005, "sdpa.efficient": 1.5, "sdpa.math": 4.0}
 PACE |= {"kernel.naive": 10.0, "kernel.tiled": 4.0, "kernel.mma": 5.0, "kernel.best": 0.76, "peer.flex": 2.0} | {
     "dispatch.attend": 0.75
 }
 """Latencies relative to the baseline."""
 RUNGS = {"naive": "", "tiled": "naive", "mma": "tiled"}
-"""The kernels of a ladder, each with the one before it."""
+"""The kernels of a ladder, each with its predecessor."""
 CEILINGS = {"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s"), "l2": (400.0, "GB/s")} | {
     "exponentials": (100.0, "Gexp/s")
 }
 CARD = {"sm_clock_mhz": "Int32", "power_w": "Float64", "temperature_c": "Int32", "throttle_reasons": "Int64"} | {
     "throttled": "boolean"
 }
-"""Types of what is read from the card beside a sample."""
+"""Types of the telemetry that is read with a sample."""
 GPU = {"compute_capability": "9.0", "multiprocessors": 132}
 NO_GPU = {"cuda": "n/a", "cudnn": "n/a", "driver": "n/a"}
 Fate = tuple[str, str]
@@ -68,21 +68,21 @@ MEASURED: Fate = ("measured", "")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What sets a run apart from the ordinary one."""
+    """The differences of a run from the default one."""
 
     device: str = "NVIDIA H200"
     study: dict[str, Any] | None = None
     ceilings: dict[str, tuple[float | None, str]] | None = None
     fates: dict[tuple[str, Shape], Fate] = field(default_factory=dict)
-    """What became of cases that were not measured."""
+    """The status and reason of cases that were not measured."""
     latencies_us: dict[tuple[str, Shape], float] | None = None
-    """Latencies of cases that differ from `latency_us`."""
+    """Latencies of cases for which `latency_us` doesn't hold."""
     control_pace: float | None = None
-    """The baseline was measured against itself, and took so many times as long the second time."""
+    """The latency of the control, the baseline's second turn, over the baseline's; None for no control."""
 
     @cached_property
     def parsed(self) -> studies.Study:
-        # As that of a run: its kernels needn't be in the ladder.
+        # As that of a recorded run: its kernels needn't be in the ladder.
         return studies.recorded({"name": "synthetic", "study": STUDY | (self.study or {})})
 
     @property
@@ -91,7 +91,7 @@ class Recipe:
 
 
 def latency_us(name: str, shape: Shape) -> float:
-    """The latency in the middle of the samples of a case on the device's clock."""
+    """The median latency of a case by the device clock, in µs."""
     half = 2 if shape.causal else 1
     return 40 * PACE[name] * shape.batch * shape.heads * shape.seq_len**2 / (8 * 128**2) / half
 
@@ -106,12 +106,12 @@ LONELY = Recipe(
 
 
 def infer(recipe: Recipe) -> schema.Run:
-    """A run by a recipe as `frames.load` gives it, in this process: once for all who ask. Not to be changed."""
+    """The run of a recipe as `frames.load` gives it, made once in this process and shared. Read-only."""
     if (key := repr(recipe)) not in _INFERRED:
         with tempfile.TemporaryDirectory() as data, pytest.MonkeyPatch.context() as patch:
             patch.setenv("ATTNLAB_DATA", data)
             write("synthetic", recipe)
-            # What no run may hold is asked where tests load such a run themselves.
+            # Tests that load such a run themselves check its validity.
             read.JUDGED.add(read.read_manifest("synthetic")["seal"])
             _INFERRED[key] = frames.with_blocks(read.load("synthetic"))
     return _INFERRED[key]
@@ -121,7 +121,7 @@ _INFERRED: dict[Any, schema.Run] = {}
 
 
 def write(name: str, recipe: Recipe = Recipe()) -> None:
-    """Write the folder of a complete run: each table as one part."""
+    """Write the folder of a complete run, with each table as one part."""
     study, stated = recipe.parsed, manifest(recipe)
     profile = {"profile": stated.pop("profile")}
     runs_write.create(name, stated)
@@ -135,7 +135,7 @@ def write(name: str, recipe: Recipe = Recipe()) -> None:
         frame = pd.concat(rows).astype(CARD) if table == "samples" else frame_of(TABLES[table], rows)
         runs_write.add_part(name, table, "all", frame)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs_write, "judge", lambda *_: None)  # whoever loads it does that
+        patch.setattr(runs_write, "judge", lambda *_: None)  # tests that load the run judge it
         runs_write.finish(name, profile)
 
 
@@ -147,11 +147,11 @@ def blocks(
     timings: list[studies.Timing],
     machine: Row,
 ) -> Iterator[tuple[str, str, list[Any]]]:
-    """The table, the key and the rows of all blocks of a run, in the order in which they are recorded.
+    """The table, the key and the rows of all blocks of a run, in the order of recording.
 
     Args:
-        fate: of a case in the block of a key.
-        samples: of the cases that were timed at a shape under a timing, which is replicate and process besides.
+        fate: the status and reason of a case in the block of a key.
+        samples: samples of the timed cases at a shape under a timing, with the columns replicate and process.
         machine: columns of the processes.
     """
     for replicate in range(study.replicates):
@@ -172,14 +172,14 @@ def blocks(
 
 
 def _machine(recipe: Recipe) -> dict[str, Any]:
-    """What every process of a run ran on."""
+    """The columns that describe the machine of every process."""
     card = {"card": "0a1b2c3d", "ecc": True, "power_limit_w": 700.0, "persistence": True, "mig": False}
     card = card if recipe.gpu else dict.fromkeys(card)
     return card | {"cpu": "Imaginary C1", "governor": "performance", "host": "4d5e6f"}
 
 
 def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> dict[str, Any]:
-    """A manifest as the measuring half writes it."""
+    """A manifest like that of the measuring half."""
     study = study or recipe.parsed
     gpu = recipe.gpu
     device = {"kind": "cuda" if gpu else "cpu", "name": recipe.device, "l2_bytes": 200_000, "memory_bytes": 2**37}
@@ -263,14 +263,14 @@ def _samples(recipe: Recipe, names: list[str], shape: Shape, timing: studies.Tim
 
 
 def _latencies_us(name: str, shape: Shape, gap_us: float, recipe: Recipe) -> np.ndarray:
-    """The samples of one replicate in the order of the rounds."""
+    """The samples of one replicate, in the order of the rounds."""
     mixed = 1 + STEP * (np.arange(ROUNDS) * 7 % ROUNDS - (ROUNDS - 1) / 2)
     if (name, shape) in (recipe.latencies_us or {}):
         return recipe.latencies_us[name, shape] * mixed + gap_us
     if not implementations.is_control(name):
         return latency_us(name, shape) * mixed + gap_us
     us = latency_us(implementations.under_control(name), shape) * mixed + gap_us
-    # Not in the order of the baseline, with which each sample would make the same pair.
+    # In another order than the baseline's; else all pairs of samples would have the same ratio.
     return (recipe.control_pace or 1) * np.roll(us, 11)
 
 

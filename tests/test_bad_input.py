@@ -1,4 +1,4 @@
-"""Bad input of every kind: one line that says what to do, an exit status, and no recorded run that changed."""
+"""Bad input of every kind: one line that names the remedy, an exit status, and no change of a recorded run."""
 
 import json
 import os
@@ -24,20 +24,20 @@ MEASURE = ("measure", "--run", "new", "--study", "{study}")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a test's input lies: a complete run ``there``, one that was cut off ``cut``, a study and a ladder."""
+    """The inputs of a test: a complete run ``there``, an interrupted run ``cut``, a study and a ladder."""
 
     data: Path
     study: Path
     kernels: Path
 
     def part(self) -> Path:
-        """The block of samples of the run that was cut off."""
+        """The block of samples of the interrupted run."""
         return next((self.data / "cut" / "parts").glob("samples.*.parquet"))
 
 
 @pytest.fixture(scope="module")
 def runs(recorded, session_data, machine, tmp_path_factory) -> Path:
-    """A data folder with both runs. Not to be changed."""
+    """A data folder with both runs. Read-only."""
     folder = tmp_path_factory.mktemp("runs")
     shutil.copytree(session_data / recorded, folder / "there")
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def place(runs, data, tmp_path, monkeypatch) -> Place:
     return place
 
 
-# Ways to spoil it
+# Ways to spoil an input
 
 
 Spoil = Callable[[Place], object]
@@ -79,7 +79,7 @@ def of_a_kernel(spoil: Spoil) -> Spoil:
 
 
 def mine(path: str) -> Spoil:
-    """Something of the user's own where a run or an export would go."""
+    """Put a user's file where a run or an export would go."""
 
     def spoil(place: Place) -> None:
         (place.data.parent / path).parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def without_manifest(place: Place) -> None:
 
 
 def nothing(place: Place) -> None:
-    """All is as it should be, but what is asked for."""
+    """Spoil nothing: only the command's arguments are bad."""
 
 
 EXPORT = ("export", "--run", "there")
@@ -191,11 +191,11 @@ def test_bad_input_is_one_line_and_a_status_and_changes_no_run(place, capsys, sp
 
 
 def refused(capsys, words: list[str]) -> str:
-    """What a command that is refused says on stderr: one line."""
+    """The error of a failing command on stderr: one line."""
     capsys.readouterr()
     try:
         status = __main__.main(words)
-    except SystemExit as ended:  # argparse's own
+    except SystemExit as ended:  # raised by argparse
         status = ended.code
     assert status in (1, 2)
     error = capsys.readouterr().err
@@ -226,7 +226,7 @@ def interpreter(folder: Path, does: str) -> Path:
 
 @pytest.mark.parametrize(("words", "said"), WORDS)
 def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place, capsys, words, said):
-    """Make hands the words to an interpreter that keeps those of the command; here the command gets them."""
+    """Make passes the words to an interpreter that saves those for the command; here the command gets them."""
     keeps = f'[ "$1" = -m ] || exec {sys.executable} "$@"\nshift 2\nprintf "%s\\n" "$@" > {tmp_path}/words'
     keeping = interpreter(tmp_path, keeps)
     before = held(place.data)
@@ -247,7 +247,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
     ],
 )
 def test_bad_input_to_make_is_one_line_besides_its_own(tmp_path, place, words, said):
-    if len(words) == 1:  # what an interpreter does that is too old or lacks what a report needs
+    if len(words) == 1:  # the reply of an interpreter that is too old or lacks packages for a report
         words = ["report", "RUN=x", f"PYTHON={interpreter(tmp_path, words[0].format(python=sys.executable))}"]
     before = held(place.data)
     ended = make(*words)

@@ -1,4 +1,4 @@
-"""The command line: a mistake is one line and an exit status."""
+"""The command line: a mistake gives one line and an exit status."""
 
 import contextlib
 import signal
@@ -16,7 +16,7 @@ from attnlab.base import paths
 
 
 def said(capsys, *arguments: str) -> str:
-    """Run a command that fails; its one line on stderr, without the prefix."""
+    """Run a command that fails; returns its one line on stderr, without the prefix."""
     assert __main__.main(list(arguments)) == 1
     out, error = capsys.readouterr()
     assert out == ""
@@ -127,7 +127,7 @@ def test_ctrl_c_that_a_command_swallows_or_that_comes_while_it_is_imported_is_to
         monkeypatch.delattr("attnlab.commands")
         finder = SimpleNamespace(find_spec=lambda name, *_: (name == "attnlab.commands" and interrupted()) or None)
         monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if tests run in the background
     try:
         assert __main__.main(["readme"]) == 130
     finally:

@@ -1,4 +1,4 @@
-"""The explorer: a page in which texts of a run stay text, and whose numbers are the frames'. See browser/ too."""
+"""The explorer: a page in which a run's texts stay text, with the numbers of the frames. See browser/ too."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ PLACES = ((128, "device", "normal"), (256, "device", "sd 2"), (256, "device", "n
 
 
 def a_run() -> SimpleNamespace:
-    """3 implementations at 2 shapes under 2 clocks, of which the eager one has one shape and normal values alone."""
+    """3 implementations at 2 shapes with 2 clocks; the eager clock has 1 shape and only normal values."""
     rng, parts = np.random.default_rng(0), []
     for name, base in (("sdpa.auto", 100.0), ("sdpa.flash", 125.0), (EVIL, 50.0)):
         for seq_len, clock, values in PLACES:
@@ -71,4 +71,4 @@ def test_the_page_holds_names_as_text(tmp_path):
     written = (tmp_path / "page" / "explorer.html").read_text()
     assert written.count("</script>") == 1
     assert "<title>&lt;b&gt;run" in written
-    assert written.rpartition("const theme")[2].count("<") == 1  # which ends the script
+    assert written.rpartition("const theme")[2].count("<") == 1  # the one that ends the script

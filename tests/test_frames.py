@@ -1,4 +1,4 @@
-"""Frames of runs against what was inferred before they were written, frames of users, and what is refused."""
+"""Frames of runs against earlier inference in golden/, frames of users, and errors."""
 
 import math
 from dataclasses import replace
@@ -30,13 +30,13 @@ GOLDEN = paths.ROOT / "tests" / "golden"
 
 @pytest.fixture(scope="module", params=RUNS)
 def recorded(request):
-    """The name of a run, and its cases and comparisons at the places of golden/, each next to the golden ones."""
+    """The name of a run, and its cases and comparisons at the places in golden/, each joined with the golden ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
-        patch.setattr(cache, "_key", lambda: b"")  # nothing is kept next to the project's own runs
+        patch.setattr(cache, "_key", lambda: b"")  # no frame is cached in the project's data folder
         run = frames.load(request.param)
     golden = [pd.read_parquet(GOLDEN / f"{request.param}.{table}.parquet") for table in ("cases", "comparisons")]
-    samples = run.samples.merge(golden[0][[*AXES, *TIMING]].drop_duplicates()).assign(run="")  # which keeps no frame
+    samples = run.samples.merge(golden[0][[*AXES, *TIMING]].drop_duplicates()).assign(run="")  # caches no frame
     cases = roofline.add_floor(roofline.add_work(frames.summarize(samples)), run.ceilings)
     baseline = run.manifest["study"]["baseline"]
     verdicts = pd.concat([frames.compare(samples, baseline), frames.control(samples, baseline)])
@@ -76,11 +76,11 @@ def test_speedups_p_values_and_decisions_are_those_of_before(recorded):
     assert set(others["decision_golden"]) <= {"inconclusive"} >= set(others["decision"]) - {"equivalent"}
 
 
-# A user's own frames
+# Frames of users
 
 
 def own(*names: str, seed: int = 0, **columns) -> pd.DataFrame:
-    """Samples of implementations that take 10 µs, 11 µs and so on at two lengths, without the columns of a run."""
+    """Samples of implementations with latencies of 10 µs, 11 µs and so on at 2 lengths, without a run's columns."""
     rng, rows = np.random.default_rng(seed), []
     for number, name in enumerate(names):
         for seq_len in (64, 128):
@@ -122,7 +122,7 @@ def test_the_worst_is_claimed_without_zeros_and_what_was_not_timed_is_counted():
     assert (mine["highest"] > mine["speedup"]).all()
 
 
-# A sample that a study drew
+# Shapes drawn at random
 
 BEST_OF = ["sdpa.auto", "sdpa.flash", "peer.flex", "kernel.mma", "kernel.best"]
 DRAWN = Drawn(shapes=12, seed=20261201, law="log-uniform")
@@ -172,7 +172,7 @@ def test_errors_are_over_the_baselines_at_the_same_shape_without_zeros_and_faile
         ("control.theirs", "sd 6", 9e-4, 1e-3, True),
         ("theirs", "zeros", 0.0, 0.0, True),
         ("mine", "zeros", 0.0, 0.0, True),
-        ("mine", "sd 2", 1e-4, 1e-3, True),  # on which theirs was not checked
+        ("mine", "sd 2", 1e-4, 1e-3, True),  # theirs was not checked on these values
     ]
     checks = pd.DataFrame(rows, columns=["implementation", "values", "drawn_rms_error", "drawn_max_error", "passed"])
     checks["drawn_rms_error"] = checks["drawn_rms_error"].astype("Float64")
@@ -191,7 +191,7 @@ def test_errors_are_over_the_baselines_at_the_same_shape_without_zeros_and_faile
     assert worst["lacking"].to_list() == [0, 1]
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_run_against_itself_has_moved_nowhere_and_a_faster_kernel_is_found():
     assert decisions[False] <= {"equivalent", "inconclusive"}
 
 
-# What is kept
+# The cache
 
 
 def test_a_frame_is_kept_once_and_a_file_that_a_stranger_sends_is_not_found(data, tmp_path, monkeypatch):
@@ -250,7 +250,7 @@ def test_a_frame_is_kept_once_and_a_file_that_a_stranger_sends_is_not_found(data
     made = []
 
     def kept(content: pd.DataFrame, run: str = "mine") -> int:
-        """How many frames are kept once this one is."""
+        """The number of cached frames once this one is cached."""
         found = cache.kept(run, "what", content, make=lambda: made.append(run) or frame)
         pd.testing.assert_frame_equal(found, frame)
         return len(list((data / "mine" / ".cache").iterdir()))
@@ -258,6 +258,6 @@ def test_a_frame_is_kept_once_and_a_file_that_a_stranger_sends_is_not_found(data
     assert [kept(content), kept(content), len(made)] == [1, 1, 1]
     assert kept(content + 1) == 2
     monkeypatch.setenv("ATTNLAB_CACHE", str(tmp_path / "another user"))
-    assert kept(content) == 3  # under another key, by another name
+    assert kept(content) == 3  # another key gives another name
     assert [kept(content, ""), kept(content, "absent")] == [3, 3]
     assert not (data / "absent").exists()

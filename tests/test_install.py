@@ -1,7 +1,7 @@
-"""The environment that make installs: complete or made again, by one process at a time, and PyTorch's build.
+"""The environment that make installs: complete or made again, by one process at a time, with the right PyTorch build.
 
-A small project stands for attnlab, small wheels for its dependencies, and an environment that borrows the pip of these
-tests for one that venv takes seconds to make. pip is the real one.
+A small project stands for attnlab, and small wheels for its dependencies. The environment borrows the pip of these
+tests, which is the real one: venv would take seconds to install it.
 """
 
 import os
@@ -22,7 +22,7 @@ MAKING = f"making .venv with Python {sys.version.split()[0]}"
 WAITING = "another make is installing into .venv: waiting for it"
 INSTALLING = "installing attnlab [{}] as requirements.lock pins it; .venv/pip.log says how far it is"
 PATIENCE_S = 300
-# Each waits while the file `hold` names it.
+# Each waits while the file `hold` contains its name.
 WAIT = """
 import os, time
 from pathlib import Path
@@ -71,7 +71,7 @@ def write_wheel(folder: Path, name: str, version: str, *metadata: str) -> str:
 
 
 class Project:
-    """A project in a folder, and what the script does there."""
+    """A project in a folder, with calls of the script."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,18 +101,18 @@ class Project:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore SIGINT
         )
 
     def install(self, *words: str, **variables: str) -> list[str]:
-        """Run the script to its end; the lines that it says."""
+        """Run the script to its end; returns the lines that it prints."""
         process = self.start(*words, **variables)
         said, error = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, error) == (0, "")
         return said.splitlines()
 
     def start_until(self, step: str) -> subprocess.Popen:
-        """Start the script, which is at a step until `go_on`."""
+        """Start the script, and wait until it stops at a step, where it stays until `go_on`."""
         (self.folder / "hold").write_text(step)
         process = self.start()
         until = time.monotonic() + PATIENCE_S
@@ -166,7 +166,7 @@ def test_what_was_killed_or_lost_its_pip_is_made_again(project, step):
         (lambda first: None, []),
         (lambda first: os.killpg(first.pid, signal.SIGINT), [INSTALLING.format("render")]),
         (lambda first: first.terminate(), [CUT_OFF, MAKING, INSTALLING.format("render")]),
-        # pip goes on.
+        # pip continues.
         (lambda first: first.kill(), [CUT_OFF, MAKING, INSTALLING.format("render")]),
     ],
     ids=["it ends", "it is interrupted", "it is told to end", "it alone is killed"],
@@ -195,11 +195,11 @@ def test_pytorch_is_the_cpu_build_where_one_is_found_and_no_driver_is(project):
         "found no CPU build of torch 2.0 in pip's index or in http://127.0.0.1:1/: downloading the CUDA build, "
         "several GB; ATTNLAB_TORCH_INDEX=<address> names another index of CPU builds"
     )
-    on_linux = sys.platform == "linux"  # elsewhere PyPI's is a CPU build
+    on_linux = sys.platform == "linux"  # on other systems, PyPI's build is a CPU build
     assert project.install("cpu", "cpu", **refused) == [MAKING, installing, *[none] * on_linux]
     assert project.torch() == "2.0"
 
-    # What can't be installed leaves the environment as it is.
+    # A failed installation leaves the environment unchanged.
     project.lock("3.0")
     process = project.start("cpu", "cuda")
     _, error = process.communicate(timeout=PATIENCE_S)
@@ -213,7 +213,7 @@ def test_pytorch_is_the_cpu_build_where_one_is_found_and_no_driver_is(project):
     (index / "torch" / "index.html").write_text(f'<a href="{name.replace("+", "%2B")}">{name}</a>')
     assert project.install("cpu", "cpu", ATTNLAB_TORCH_INDEX=index.as_uri()) == [installing]
     assert project.torch() == "2.1+cpu" if on_linux else "2.1"
-    # Since then, a driver was installed.
+    # A driver was installed in the meantime.
     assert project.install("cuda", "cuda") == [INSTALLING.format("cuda")]
     assert project.torch() == "2.1"
     assert project.install("cpu-test", "cpu", **refused) == [INSTALLING.format("cpu, test")]

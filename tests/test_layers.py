@@ -1,4 +1,4 @@
-"""Who may import whom: the layers of the package, no circles, and rendering without what measuring needs."""
+"""The import rules: layers of the package, no cycles, and rendering without the packages for measuring."""
 
 import ast
 import re
@@ -26,10 +26,10 @@ LAYERS = (
     ("commands",),
     ("__main__",),
 )
-"""A room may import those of earlier layers; rooms of one layer don't import each other."""
+"""A room may import rooms of earlier layers; rooms of one layer don't import each other."""
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
 LAZY = {"measurement", "serving", "(names)"}
-"""Rooms that import the measuring half, and only within functions: a laptop may lack torch."""
+"""Rooms that import the measuring half, only within functions: a laptop may lack torch."""
 MOST_MODULES = 18
 
 
@@ -44,7 +44,7 @@ TREES = {module: ast.parse(file.read_text()) for module, file in MODULES.items()
 
 @cache
 def imported(module: str, everywhere: bool = True) -> frozenset[str]:
-    """Our modules, and the names of others, that a module imports: everywhere in it, or at its top level alone."""
+    """Our modules, and the names of other packages, that a module imports: everywhere in it, or only at top level."""
     found: set[str] = set()
     for node in ast.walk(TREES[module]) if everywhere else TREES[module].body:
         if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def imported(module: str, everywhere: bool = True) -> frozenset[str]:
 
 
 def room(module: str) -> str:
-    """The folder or the module right below the package; the package itself only names things for users."""
+    """The folder or module directly below the package. The package itself only names objects for users."""
     return module.split(".")[1] if "." in module else "(names)"
 
 
@@ -75,7 +75,7 @@ def test_nothing_imports_upward_or_sideways(of):
 
 
 def test_the_package_itself_imports_little_at_once_and_nothing_imports_names_from_it():
-    # Whatever module is imported, the package's own is run before it.
+    # The import of any module runs the package's `__init__` first.
     at_once = imported("attnlab", everywhere=False) | imported("attnlab.__main__", everywhere=False)
     assert at_once == {"importlib", "sys", "typing", "attnlab.base.parent", "attnlab.base.version"}
     assert [module for module, other in ARROWS if other == "attnlab"] == []
@@ -88,11 +88,11 @@ def test_nothing_imports_what_serves_but_the_names_and_the_command():
 
 def test_no_modules_import_each_other_in_a_circle():
     graph = {module: {other for one, other in ARROWS if one == module} for module in MODULES}
-    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)  # a circle raises CycleError
+    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)  # a cycle raises CycleError
 
 
 def reached(*modules: str, everywhere: bool = True) -> set[str]:
-    """Modules, and all of ours that they import, directly or not."""
+    """These modules, and all of ours that they import, directly or not."""
     found, waiting = set(), [*modules]
     while waiting:
         module = waiting.pop()
@@ -140,7 +140,7 @@ def test_no_folder_holds_more_than_can_be_taken_in():
 
 
 def test_a_recorded_run_is_read_and_the_command_starts_without_torch(data):
-    """Nothing that others wrote imports torch in passing; our own imports are looked at above."""
+    """No other package imports torch indirectly; the tests above check our imports."""
     synthetic.write("there", synthetic.LONELY)
     program = (
         "import sys, attnlab, attnlab.commands, attnlab.plot, attnlab.profile, attnlab.tables\n"

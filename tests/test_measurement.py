@@ -1,4 +1,4 @@
-"""Measuring and checking what a cell of a notebook holds."""
+"""Measuring and checking the functions of a notebook cell."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The notebooks: short cells that show the method, and pages that read well on a small run of a CPU."""
+"""The notebooks: short cells that show the method, and readable pages of a small CPU run."""
 
 import ast
 import json
@@ -34,7 +34,7 @@ BAD = r"\bnan\b|Traceback|Error\b|does not hold"
 LONGEST_CELL = 15
 LARGEST_NOTEBOOK, LARGEST_FIGURE = 400_000, 60_000
 OPTIONAL = ["08_audit", "09_model"]
-"""Notebooks whose data are of no run of a study."""
+"""Notebooks whose data don't come from a study's run."""
 each = pytest.mark.parametrize("name", NOTEBOOKS)
 
 
@@ -95,7 +95,7 @@ def test_the_quickstart_holds_outputs_that_github_can_show():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """A data folder with the CPU's run and the records of models; the pages go next to it."""
+    """A data folder with the CPU run and the records of models; the pages are written next to it."""
     folder = tmp_path_factory.mktemp("notebooks")
     ignored = shutil.ignore_patterns(".cache")
     for name in (CPU, "models", "dispatch"):
@@ -108,7 +108,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def executed(folder) -> Iterator[Callable[..., str]]:
-    """Executes the cells of a notebook in this process, as the report does in a kernel; returns the words shown."""
+    """Executes a notebook's cells in this process, as the report does in a kernel; returns the displayed text."""
 
     def execute(name: str, **parameters: Any) -> str:
         shell.reset(new_session=False)
@@ -127,7 +127,7 @@ def executed(folder) -> Iterator[Callable[..., str]]:
         return BeautifulSoup(" ".join(shown), "html.parser").get_text(" ")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
+        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell replaces it
         shell = InteractiveShell.instance()
         yield execute
         InteractiveShell.clear_instance()
@@ -138,7 +138,7 @@ IN_PROCESS = [(name, {}) for name in NOTEBOOKS if name != "report"]
 
 @pytest.mark.parametrize(("name", "stated"), [*IN_PROCESS, ("02_baseline", {"seq_len": [64, 128, 256], "batch": 2})])
 def test_a_notebook_reads_well_on_the_cpus_run(name, stated, executed, monkeypatch):
-    """A cell that raises fails this. The report is rendered on this run in test_report.py."""
+    """Fails if a cell raises. test_report.py renders the report on this run."""
     monkeypatch.setattr(al, "measure", measured)
     more = {"compiles": True} if name == "05_kernels" and find_spec("cuda.bindings.nvrtc") else {}
     words = executed(name, **({} if name in OPTIONAL[:1] else {"run": CPU}), **more, **stated)
@@ -172,7 +172,7 @@ def test_gradients_and_unlike_lengths_are_shown_where_runs_of_them_are_named(exe
 
 
 def measured(implementations: dict[str, Any], shapes: list[al.Shape], samples: int) -> Any:
-    """The CPU's run instead of one that is measured: test_measurement.py measures functions of a cell."""
+    """The CPU run, in place of a measurement: test_measurement.py measures functions of a cell."""
     assert list(implementations) == ["mine", "sdpa.auto"]
     run = al.load(CPU)
     at = {axis: value for axis, value in al.target(run).items() if axis not in ("seq_len", "kv_len")}

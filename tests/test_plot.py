@@ -1,4 +1,4 @@
-"""Figures hold the numbers of their frames, show once in a notebook, and refuse rows that were pooled by accident."""
+"""Figures have the numbers of their frames, show once in a notebook, and raise on rows that were pooled by accident."""
 
 import io
 import re
@@ -19,7 +19,7 @@ HOSTILE = "<script>$x_{</script>&"
 
 @pytest.fixture
 def cases() -> pd.DataFrame:
-    """Two implementations at three lengths, with and without a mask."""
+    """2 implementations at 3 lengths, with and without a mask."""
     grid = pd.MultiIndex.from_product(
         [["sdpa.auto", HOSTILE], [True, False], [1024, 64, 509]], names=["implementation", "causal", "seq_len"]
     )
@@ -31,7 +31,7 @@ def cases() -> pd.DataFrame:
 
 
 def drawn(figure: Figure) -> dict[tuple[str, str], dict[float, float]]:
-    """The points of each line by the titles of its panel and its own label."""
+    """The points of each line, by the panel's title and the line's label."""
     return {
         (axes.get_title(), bars.get_label()): dict(zip(*bars.lines[0].get_data(), strict=True))
         for axes in figure.axes

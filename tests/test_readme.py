@@ -14,13 +14,13 @@ from attnlab.base import paths
 
 READMES = ("README.md", "kernels/README.md")
 SHOWN = [PUBLISHED, *re.findall(r"in run `([^`]+)`", (paths.ROOT / "README.md").read_text())]
-"""The runs whose rows README has."""
+"""The runs whose rows README shows."""
 VARLEN, ADDED = {"lengths": "uniform 5 1"}, ("my-training", "my-ragged")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Copies of runs, next to which frames are kept."""
+    """Copies of the runs, so that frames can be cached."""
     folder = tmp_path_factory.mktemp("data")
     for run in (*SHOWN, "cpu-2026-11-29"):
         shutil.copytree(paths.ROOT / "data" / run, folder / run, ignore=shutil.ignore_patterns(".cache"))

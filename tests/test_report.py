@@ -1,4 +1,4 @@
-"""Pages of notebooks: what they hold, what they leave out, and what becomes of them when a notebook fails."""
+"""Pages of notebooks: their content, their omissions, and the result when a notebook fails."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def without_code(page: str) -> str:
 
 @pytest.fixture
 def notebooks(tmp_path, monkeypatch):
-    """Writes notebooks in place of the project's own, each by the cells that follow the parameters."""
+    """Writes notebooks in place of the project's, each from the cells after the parameters."""
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "notebooks")
     monkeypatch.setenv("ATTNLAB_REPORTS", os.fspath(tmp_path / "reports"))
     monkeypatch.setattr(report.read, "read_manifest", lambda run: {})

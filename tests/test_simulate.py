@@ -1,4 +1,4 @@
-"""The published calibration: its generators, a part of it run again, and what it must reach."""
+"""The published calibration: its generators, a part of it simulated again, and its targets."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from attnlab.simulate import CELLS, CLAIMED, COLUMNS, COVERED, EFFECTS, EQUIVALE
 PUBLISHED = pd.read_csv(simulate.path())
 SHARES = PUBLISHED.set_index(["kind", "replicates", "processes", "measure"])
 KNOWABLE = [cell for cell in CELLS if cell[1:] != (1, "differ")]
-"""One process says nothing about others that differ; the table shows it, and the targets leave it out."""
+"""The targets exclude 1 process with differing processes: it has no information on the others. The table shows it."""
 
 
 def share(cell: simulate.Cell, measure: str) -> pd.Series:
@@ -30,7 +30,7 @@ def test_samples_follow_the_distribution_that_is_stated(kind):
     np.testing.assert_allclose(kind.cdf(points), [0.05, 0.3, 0.5, 0.7, 0.95], atol=0.006)
 
 
-@pytest.mark.parametrize("cell", CELLS[1 :: len(CELLS) // len(KINDS)], ids=named)  # each kind, of processes that differ
+@pytest.mark.parametrize("cell", CELLS[1 :: len(CELLS) // len(KINDS)], ids=named)  # every kind, differing processes
 def test_the_true_median_is_the_median_of_many_samples(cell):
     rng = np.random.default_rng(1)
     processes = np.exp(np.hypot(*cell.spread) * rng.standard_normal((2, 10_000, 1)))
@@ -42,7 +42,7 @@ def test_neighbours_of_the_autocorrelated_kind_resemble_each_other():
     samples = np.log(simulate.KINDS[1].draw(np.random.default_rng(2), (2, 2000, 100)))
     assert np.corrcoef(samples[..., 1:].ravel(), samples[..., :-1].ravel())[0, 1] == pytest.approx(0.6, abs=0.01)
     assert samples[..., 0].std() == pytest.approx(samples[..., -1].std(), rel=0.05)
-    assert abs(np.corrcoef(samples[0].ravel(), samples[1].ravel())[0, 1]) < 0.02  # the two sides don't
+    assert abs(np.corrcoef(samples[0].ravel(), samples[1].ravel())[0, 1]) < 0.02  # the 2 sides are independent
 
 
 def test_a_clock_with_a_tick_shows_multiples_of_it_and_is_right_on_average():
@@ -80,7 +80,7 @@ def test_the_table_is_whole():
 
 @pytest.mark.parametrize("cell", CELLS, ids=named)
 def test_a_part_of_the_table_run_again_agrees_with_it(cell):
-    """The first 40 simulations of each cell; four standard errors and a half of one in 40."""
+    """The first 40 simulations of each cell, within 4 standard errors and 1/2 of 1/40."""
     ours = simulate.tidy(cell, simulate._part(CELLS.index(cell), 0, 40, ())).set_index("measure")
     for measure in ours.index:
         there = share(cell, measure)
@@ -90,14 +90,14 @@ def test_a_part_of_the_table_run_again_agrees_with_it(cell):
 
 @pytest.mark.parametrize("cell", KNOWABLE, ids=named)
 def test_intervals_cover_as_often_as_they_say_and_verdicts_err_in_one_of_twenty_at_most(cell):
-    """94 to 97 % on independent samples, 92 % at least on all others, each within two Monte-Carlo standard errors."""
+    """94 to 97 % on independent samples, at least 92 % on all others, each within 2 Monte-Carlo standard errors."""
     least, most = (0.94, 0.97) if cell.kind.name == "independent" else (0.92, 1)
     for there in (share(cell, measure) for measure in (COVERED, RATIO_COVERED)):
         slack = 2 * there["standard_error"]
         assert least - slack <= there["value"] <= most + slack
     assert share(cell, WRONG)["value"] <= 0.05
     assert share(cell, CLAIMED)["value"] <= 0.001
-    # Three replicates, or cards, leave two degrees of freedom: of samples that depend on each other they find less.
+    # 3 replicates, or GPUs, have 2 degrees of freedom: their power is lower for dependent samples.
     assert share(cell, simulate.power(0.10))["value"] > (0.9 if cell.replicates == 1 else 2 / 3)
 
 

@@ -1,4 +1,4 @@
-"""attnlab.stats against worked cases, scipy, brute force, properties and simulated coverage."""
+"""attnlab.stats against worked examples, scipy, brute force, properties and simulated coverage."""
 
 import math
 from functools import partial
@@ -24,13 +24,13 @@ ticks = st.lists(st.integers(1, 12).map(float), min_size=2, max_size=25)
 
 
 def noisy(median: float, n: int = 100, seed: int = 0, spread: float = 0.01) -> np.ndarray:
-    """Samples around a median, scattered by a fraction of it; their own median is exact."""
+    """Samples with an exact median, scattered by a fraction of it."""
     samples = np.random.default_rng(seed).normal(1, spread, n)
     return median * samples / np.median(samples)
 
 
 def drifting(replicates: int = 6, rounds: int = 50) -> np.ndarray:
-    """A machine whose rounds and replicates drift far more than its samples scatter."""
+    """A machine on which rounds and replicates drift far more than samples scatter."""
     rng = np.random.default_rng(7)
     drift = np.linspace(80, 120, rounds) + rng.normal(0, 10, (replicates, 1))
     return drift + rng.normal(0, 0.1, (replicates, rounds))
@@ -80,7 +80,7 @@ def test_one_replicate_is_scipys_percentile_bootstrap(n, level, seed):
 @pytest.mark.parametrize("paired", [False, True])
 def test_ratio_of_one_replicate_is_scipys_percentile_bootstrap(paired):
     sides, rng = (noisy(50, seed=1), noisy(40, seed=2)), np.random.default_rng(42)
-    # The stream of random numbers depends on the batch where there are two sides.
+    # With 2 sides, scipy's stream of random numbers depends on the batch.
     options = {"n_resamples": 2_000, "batch": 5_000, "paired": paired, "random_state": rng}
     expected = scipys(lambda b, c, axis: np.median(b, axis=axis) / np.median(c, axis=axis), *sides, **options)
     ours = stats.ratio_ci(*sides, resamples=2_000, paired=paired)
@@ -165,14 +165,14 @@ def test_interval_holds_the_estimate_and_a_tick(samples, tick, confidence):
 @given(st.lists(st.tuples(latency, latency), min_size=1, max_size=20))
 def test_paired_interval_turns_over_whole(pairs):
     baseline, candidate = np.transpose(pairs)
-    # At this confidence and number of resamples both ends are resamples themselves, not points between two.
+    # At this confidence and number of resamples, both ends are resamples, not interpolated values.
     ours = stats.ratio_ci(baseline, candidate, 0.9, resamples=41, paired=True)
     turned = stats.ratio_ci(candidate, baseline, 0.9, resamples=41, paired=True)
     assert (ours.low * turned.high, ours.high * turned.low) == pytest.approx((1, 1))
 
 
 def autoregression(shape: tuple[int, ...], correlation: float, seed: int = 0) -> np.ndarray:
-    """First-order autoregressions of mean and median zero and variance one."""
+    """First-order autoregressions with mean and median 0 and variance 1."""
     steps = np.random.default_rng(seed).standard_normal((*shape[:-1], shape[-1] + 100))
     return scipy.signal.lfilter([math.sqrt(1 - correlation**2)], [1, -correlation], steps, axis=-1)[..., 100:]
 
@@ -195,7 +195,7 @@ def test_blocks_are_replicates_or_stretches_or_none():
     (stretches,) = stats.independent_blocks([[dependent]], paired=False)
     assert [len(block) for block in stretches] == [20] * stats.STRETCHES
     np.testing.assert_array_equal(np.concatenate(stretches), dependent)
-    # One side that can't be taken sample by sample is enough.
+    # One side with dependent samples is enough.
     for sides in ([[dependent], [independent]], [[independent], [dependent]]):
         cut = stats.independent_blocks(sides, paired=True)
         assert [[len(block) for block in side] for side in cut] == [[20] * 5] * 2
@@ -215,7 +215,7 @@ def test_scatter_of_placements_is_the_test_of_brunner_and_munzel(baseline, candi
 
 
 def test_a_slow_replicate_hides_nothing_that_every_replicate_shows():
-    """A host that is twice as slow in one of three processes, and a candidate that is 1.6 times as fast in each."""
+    """A host that is 2x slower in 1 of 3 processes, and a candidate that is 1.6x faster in each."""
     baseline = [speed * noisy(50, 50, seed, 0.05) for seed, speed in ((1, 1.0), (2, 1.1), (3, 2.0))]
     candidate = [speed * noisy(50 / 1.6, 50, seed, 0.05) for seed, speed in ((4, 1.0), (5, 1.1), (6, 2.0))]
     assert stats._scatter_of_placements([baseline, candidate], paired=False).pvalue > 0.05
@@ -256,7 +256,7 @@ def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
         ([[2.0, 3.0], [4.0]], [1, 2, 3], 0.8),
         # Means 4 and 1, sums of squares 8 and 0, df = 3: s = sqrt(8/3), J = 1 - 3/11.
         ([2, 4, 6], [1, 1], 8 / 11 * 3 / math.sqrt(8 / 3)),
-        # 0.1 is no binary fraction: means of constant samples round, each its own way.
+        # 0.1 is no binary fraction: means of constant samples have different rounding errors.
         ([0.1] * 3, [0.1] * 7, 0),
         ([0.3] * 3, [0.1] * 7, math.inf),
         ([0.1] * 3, [0.3] * 7, -math.inf),
@@ -278,7 +278,7 @@ def test_mann_whitney_is_scipys(baseline, candidate):
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_the_p_value_that_decides_counts_a_replicate_once(paired):
-    """Replicates whose medians lie apart by more than their samples scatter: 500 samples are five observations."""
+    """The medians of replicates differ by more than their samples scatter: 500 samples are 5 observations."""
     medians = [100, 103, 98, 101, 99], [97, 101, 98, 97, 99]
     sides = [[noisy(median, seed=median) for median in side] for side in medians]
     logs = np.log(medians)
@@ -352,7 +352,7 @@ def test_intervals_of_quantiles_begin_where_scipys_do_and_are_the_same(p, n):
         ([1, -1, 1, -1], -0.75),
         ([1, 1, 4], -1 / 6),
         ([[1, 2, 3, 4], [1, -1, 1, -1]], -0.25),
-        *(([1.0], 0), ([1.0, 2.0], 0), ([0.1] * 30, 0), ([[0.1] * 3, [5.0] * 3], 0)),  # too little
+        *(([1.0], 0), ([1.0, 2.0], 0), ([0.1] * 30, 0), ([[0.1] * 3, [5.0] * 3], 0)),  # too few samples
     ],
 )
 def test_lag1_by_hand_and_what_it_leaves_of_n(samples, lag1):
@@ -362,7 +362,7 @@ def test_lag1_by_hand_and_what_it_leaves_of_n(samples, lag1):
 
 
 def test_the_smallest_effect_of_replicates_by_hand():
-    """Ratios of 1.01, 1 / 1.01, 1, 1.02 and 1 / 1.02: their logarithms have mean zero."""
+    """Ratios of 1.01, 1 / 1.01, 1, 1.02 and 1 / 1.02: the mean of their logarithms is 0."""
     baseline = [noisy(100, seed=seed, spread=1e-4) for seed in range(5)]
     control = [r * scale for r, scale in zip(baseline, (1.01, 1 / 1.01, 1, 1.02, 1 / 1.02), strict=True)]
     error = math.sqrt((2 * math.log(1.01) ** 2 + 2 * math.log(1.02) ** 2) / 4 / 5)
@@ -375,7 +375,7 @@ def test_the_smallest_effect_of_one_replicate_and_of_a_control_that_differs():
     baseline, control = noisy(100, seed=1), noisy(100, seed=2)
     interval = stats.ratio_ci(baseline, control, paired=True)
     half = math.log(interval.high / interval.low) / 2
-    # 1.96 and 0.84 standard errors of the normal law.
+    # 1.96 and 0.84 standard errors of the normal distribution.
     expected = math.expm1(half * (1 + 0.8416 / 1.9600))
     assert stats.smallest_effect(baseline, control, paired=True) == pytest.approx(expected, rel=1e-3)
     baseline, control = noisy(100, spread=1e-3), noisy(97, seed=2, spread=1e-3)
@@ -393,18 +393,18 @@ SLOW, FAST = noisy(100), noisy(80, seed=1)
         (FAST, SLOW, {}, "slower", False),
         (SLOW, FAST, {"pvalue": 0.049}, "faster", True),
         (SLOW, FAST, {"pvalue": 0.05}, "inconclusive", False),
-        # None claims less than could have been seen.
+        # No claim is smaller than the smallest detectable effect.
         (SLOW, FAST, {"smallest_effect": 0.24}, "faster", True),
         (FAST, SLOW, {"smallest_effect": 0.24}, "slower", False),
         (SLOW, FAST, {"smallest_effect": 0.26}, "inconclusive", False),
         (FAST, SLOW, {"smallest_effect": 0.26}, "inconclusive", False),
-        # A p-value alone decides nothing: the medians are the same, however different the rest.
+        # A p-value alone decides nothing: the medians are equal, though the samples differ.
         (noisy(100, 40, spread=0.2), noisy(100, 40, 1, 0.2), {"pvalue": 0.0}, "inconclusive", False),
         (SLOW, noisy(100 / 1.09, seed=1), {}, "faster", False),
         (SLOW, noisy(100 / 1.12, seed=1), {}, "faster", True),
         ([10.0] * 50, [9.0] * 50, {}, "faster", True),
         ([10.0] * 50, [9.0] * 50, {"tick": 1.5}, "inconclusive", False),
-        # The candidate's median reaches 9.9; the baseline's is 10, or 9.8 for all that a clock of this tick can tell.
+        # The candidate's median is at most 9.9; the baseline's is 10, or as low as 9.8 with a clock of this tick.
         ([10.0] * 50, [9.0] * 28 + [9.9] * 22, {}, "faster", True),
         ([10.0] * 50, [9.0] * 28 + [9.9] * 22, {"tick": 0.4}, "faster", False),
         (drifting(), drifting() / 1.05, {}, "inconclusive", False),
@@ -417,7 +417,7 @@ def test_a_verdict_follows_from_interval_p_value_and_tick(baseline, candidate, o
 
 
 def test_claim_needs_a_large_delta_and_intervals_apart():
-    """Half of a candidate's samples are very slow: its median is 15 % lower, hardly more often than not."""
+    """Half of a candidate's samples are very slow: its median is 15 % lower, but delta is small."""
     modes = np.random.default_rng(0).permutation(np.concatenate([noisy(84, 230, 1), noisy(300, 170, 2)]))
     cases = (noisy(100, 400), modes), (noisy(100, 40, spread=0.2), noisy(87, 40, spread=0.2, seed=3))
     for (baseline, candidate), is_apart in zip(cases, (True, False), strict=True):

@@ -1,4 +1,4 @@
-"""Tables print numbers as people read them and texts as data; sentences say no more than their row or condition."""
+"""Tables format numbers for readers and show texts as data; sentences say no more than their row or condition."""
 
 import re
 import sys

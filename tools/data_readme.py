@@ -1,4 +1,4 @@
-"""The columns of data/README.md as `attnlab.runs` declares them; as a program, writes them between their markers."""
+"""Keep the column lists of data/README.md equal to the declarations in `attnlab.runs`; as a program, write them."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ README = paths.ROOT / "data" / "README.md"
 
 
 def current(text: str) -> str:
-    """The text of the README with the columns between its markers as they are declared now."""
+    """The text of the README with the currently declared columns between its markers."""
     begin, end = markers("columns")
     found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     return found.sub(lambda _: f"{begin}\n\n{_columns()}\n\n{end}", text)

@@ -1,7 +1,7 @@
-"""Install extras of pyproject.toml into `.venv`; if that is cut off, the next call makes `.venv` again.
+"""Install extras of pyproject.toml into `.venv`; after an interrupted installation, the next call makes `.venv` again.
 
 The Makefile calls `environment.py EXTRA-EXTRA cpu|cuda` in the repository's folder. `render` stands for no extras; the
-last word is the build of PyTorch that the driver here can run.
+last word is the build of PyTorch that this machine's driver can run.
 """
 
 import fcntl
@@ -17,13 +17,13 @@ VENV = Path(".venv")
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "pip.log"
 LOCK = Path(".venv.lock")
-"""Locked by the process that installs, and not empty while `.venv` is changed."""
+"""Locked by the installing process; not empty while `.venv` changes."""
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 AT_ONCE = ("--retries", "0", "--timeout", "5")
 
 
 def main(extras: str, build: str) -> None:
-    """Install the extras, unless another process did while this one waited for it."""
+    """Install the extras, unless another process installed them while this one waited for the lock."""
     with open(LOCK, "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +62,7 @@ def _is_newer(stamp: Path, *names: str) -> bool:
 def _make(lock: TextIO) -> None:
     _say(f"making .venv with Python {sys.version.split()[0]}")
     if _run([sys.executable, "-m", "venv", "--clear", str(VENV)], lock):
-        sys.exit(1)  # venv has said why
+        sys.exit(1)  # venv printed the reason
 
 
 def _install(extras: list[str], build: str, lock: TextIO) -> None:
@@ -70,7 +70,7 @@ def _install(extras: list[str], build: str, lock: TextIO) -> None:
     torch = re.findall(r"^torch==(\S+)", Path("requirements.lock").read_text(), re.MULTILINE)[0]
     requirements = [f"-e.[{','.join(extras)}]" if extras else "-e."]
     if "cuda" in extras or ("cpu" in extras and build == "cuda"):
-        requirements.append(f"torch!={torch}+cpu")  # has pip replace that, too
+        requirements.append(f"torch!={torch}+cpu")  # makes pip replace the CPU build as well
     elif "cpu" in extras and sys.platform == "linux":
         _take_cpu_build(torch, lock)
     failure = _pip(requirements, lock)
@@ -82,7 +82,7 @@ def _install(extras: list[str], build: str, lock: TextIO) -> None:
 
 
 def _take_cpu_build(version: str, lock: TextIO) -> None:
-    """Install PyTorch without CUDA's libraries, which its wheels on PyPI bring on Linux, if any index has it so."""
+    """Install a PyTorch build without CUDA's libraries, if any index has one; on Linux, PyPI's wheels include them."""
     if any(VENV.glob(f"lib/python*/site-packages/torch-{version}[.+]*")):
         return
     index = os.environ.get("ATTNLAB_TORCH_INDEX") or CPU_BUILDS
@@ -90,7 +90,7 @@ def _take_cpu_build(version: str, lock: TextIO) -> None:
         wanted = ["--no-deps", *source, f"torch=={version}+cpu"]
         failure = _pip([*AT_ONCE, *wanted], lock)
         if failure and "No matching distribution" not in failure:
-            failure = _pip(wanted, lock)  # there is one, which takes patience
+            failure = _pip(wanted, lock)  # the build exists; retry with more patience
         if not failure:
             return
     _say(
@@ -100,7 +100,7 @@ def _take_cpu_build(version: str, lock: TextIO) -> None:
 
 
 def _pip(words: list[str], lock: TextIO) -> str:
-    """Install by pip; "" if that worked, else the output of pip."""
+    """Run pip; return "" on success, else pip's output."""
     with open(LOG, "w") as log:
         status = _run([PYTHON, "-m", "pip", "install", "--no-input", "-c", "requirements.lock", *words], lock, log)
     ended = [f"pip was ended by signal {-status}"] if status < 0 else []
@@ -108,13 +108,13 @@ def _pip(words: list[str], lock: TextIO) -> str:
 
 
 def _run(command: list[str | Path], lock: TextIO, log: TextIO | None = None) -> int:
-    """Run a command that changes `.venv`. It holds the lock too, since it may go on after this process is killed."""
+    """Run a command that changes `.venv`. It inherits the lock, since it may outlive this process."""
     print("installing", file=lock, flush=True)
     process = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[lock.fileno()])
     try:
         process.wait()
     except KeyboardInterrupt:
-        process.wait()  # it was interrupted, too
+        process.wait()  # Ctrl-C interrupted it, too
         raise
     except SystemExit:
         process.terminate()

@@ -1,4 +1,4 @@
-"""environment.yml as it follows from pyproject.toml and requirements.lock; as a program, writes both of these."""
+"""Derive environment.yml from pyproject.toml and requirements.lock; as a program, write both files."""
 
 import re
 import subprocess
@@ -44,12 +44,12 @@ def environment(root: Path) -> str:
 
 
 def locked(text: str) -> dict[str, str]:
-    """The versions in a requirements file that pins, by name."""
+    """The pinned versions of a requirements file, by package name."""
     return dict(re.findall(r"^([a-z0-9.-]+)==([^\s;]+)", text, re.MULTILINE))
 
 
 def name_of(requirement: str) -> str:
-    """The name in a requirement, spelt as the lock spells it."""
+    """The package name in a requirement, in the lock's spelling."""
     found = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert found
     return re.sub(r"[-_.]+", "-", found[0]).lower()
@@ -61,7 +61,7 @@ def _with_extras(requirement: str) -> str:
 
 
 def lock(root: Path) -> None:
-    """Resolve pyproject.toml into requirements.lock by uv, and write environment.yml."""
+    """Resolve pyproject.toml into requirements.lock with uv, and write environment.yml."""
     command = "uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --fork-strategy fewest"
     options = "--no-annotate --no-header --quiet --output-file requirements.lock"
     subprocess.run([sys.executable, "-m", *command.split(), *options.split()], cwd=root, check=True)

@@ -1,8 +1,8 @@
-"""Compute errors by rounding to e4m3 on each input distribution, into data/reference/fp8_costs.csv: minutes.
+"""Compute the errors of rounding to e4m3 for each input distribution, into data/reference/fp8_costs.csv: minutes.
 
-``PYTHONPATH=lib python tools/fp8_costs.py``. A row is an input distribution and a rounding of Q, K and V. They
-are rounded to the shape's own 16 bits, or to e4m3 with a scale for each tensor, head or block of 64 rows, rotated and
-not. Errors, root mean square and largest, are against float64 of the values before rounding. Attention is PyTorch's
+``PYTHONPATH=lib python tools/fp8_costs.py``. A row is an input distribution and a rounding of Q, K and V. They are
+rounded to the shape's own 16 bits, or to e4m3, with and without rotation. A scale of e4m3 is for a tensor, a head or a
+block of 64 rows. The RMS and largest errors are against float64 of the values before rounding. Attention uses PyTorch
 operations on a CPU, which round where an FP8 kernel does.
 """
 
@@ -16,7 +16,7 @@ from attnlab.study.shapes import Shape
 
 SHAPE = Shape(1, 4, 2048, 128, dtype="bfloat16")
 CAPTURED = Shape(1, 8, 512, 64, dtype="bfloat16")
-"""Captured heads have 64 columns."""
+"""Captured heads have a head dimension of 64."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Check the prose of Markdown files, notebooks and docstrings, for `make check`: print each line to mend.
+"""Check the prose of Markdown files, notebooks and docstrings, for `make check`: print each line to correct.
 
 It finds `what` and `who` outside questions, words that have a plainer one, numbers in words, and sentences of more than
 30 words. It skips code, tables, links, lists of columns, and kernels/NOTES.md, which is a diary.
@@ -27,7 +27,7 @@ ENDS = (
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """The prose of a file, in pieces, with the line at which each begins."""
+    """The pieces of prose in a file, each with the line at which it begins."""
     text = path.read_text()
     if path.suffix == ".md":
         yield 1, text
@@ -39,7 +39,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def faults(text: str) -> Iterator[tuple[int, str]]:
-    """The lines to mend in a piece of prose, counted from 0, and how."""
+    """The lines to correct in a piece of prose, counted from 0, each with the correction."""
     plain, begin = CODE.sub(lambda found: "¤" + "\n" * found[0].count("\n"), text), 0
     for end in [*(found.span() for found in re.finditer(ENDS, plain)), (len(plain),) * 2]:
         sentence, start = plain[begin : end[0]], begin

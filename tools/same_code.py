@@ -46,11 +46,11 @@ def main(revision: str, names: list[str]) -> int:
 
 
 def _of_tree(kernels: Path, names: list[str], among: list[str]) -> dict[str, tuple[str, dict[str, str]]]:
-    """By kernel its hash, and the code of each of its instances, in a process that finds the ladder of this folder."""
+    """The hash of each kernel and the code of its instances, from a process that uses the ladder of this folder."""
     command = [sys.executable, __file__, "--codes", json.dumps(names), json.dumps(among)]
     environment = os.environ | {"ATTNLAB_KERNELS": str(kernels)}
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, env=environment)
-    if done.returncode:  # it said why
+    if done.returncode:  # the process printed the reason
         raise SystemExit(1)
     found: dict[str, tuple[str, dict[str, str]]] = json.loads(done.stdout)
     return found

@@ -1,4 +1,4 @@
-"""The sources that a module depends on: all that an import loads, and nothing else that changes without it."""
+"""The sources that a module depends on: all files that its import loads, and no others."""
 
 import hashlib
 import subprocess
@@ -22,7 +22,7 @@ for name, module in sys.modules.items():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Writes a package that takes the place of attnlab: files by their paths, each with its content."""
+    """A function that writes a package in place of attnlab: files by their paths, each with its content."""
     root = tmp_path / "attnlab"
 
     def write(files: dict[str, str]) -> Path:

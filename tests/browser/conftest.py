@@ -1,4 +1,4 @@
-"""Pages in Debian's Chromium, by Playwright; without either, the tests of this folder are skipped."""
+"""Pages in Debian's Chromium, driven by Playwright. Without either, the tests of this folder are skipped."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ RUN = "cpu-2026-11-29"
 
 @dataclass
 class Visit:
-    """A page that was opened, the addresses that it asked for besides its own, and its errors that nothing caught."""
+    """An opened page, the other addresses that it requested, and its uncaught errors."""
 
     page: Any
     requests: list[str] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium without a window."""
+    """Headless Chromium."""
     sync_api = pytest.importorskip("playwright.sync_api")
     found = next(filter(None, map(shutil.which, report.BROWSERS)), None)
     if found is None:
@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def pages(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the pages of a small run, which are rendered here."""
+    """The folder with the rendered pages of a small run."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copytree(paths.ROOT / "data" / RUN, folder / "data" / RUN, ignore=shutil.ignore_patterns(".cache"))
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +51,7 @@ def pages(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Open a file as a page; `options` are those of a browser's context, such as color_scheme."""
+    """A function that opens a file as a page; `options` are those of a browser context, such as color_scheme."""
     contexts = []
 
     def opened(file: Path, width: int = 1280, **options: Any) -> Visit:

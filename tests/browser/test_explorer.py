@@ -1,4 +1,4 @@
-"""The explorer in a real browser: a click shows samples and a statement, names are text, and nothing is fetched."""
+"""The explorer in a real browser: a click shows samples and a statement, names stay text, and nothing is requested."""
 
 from test_explore_page import EVIL, a_run
 

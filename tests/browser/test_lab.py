@@ -1,4 +1,4 @@
-"""JupyterLab itself: a notebook runs from a fresh kernel, links lead to others, and saving changes nothing."""
+"""JupyterLab itself: a notebook runs in a fresh kernel, its links open other notebooks, and saving changes no file."""
 
 import os
 import shutil
@@ -20,12 +20,12 @@ from attnlab.base import paths
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
 pytest.importorskip("jupyterlab", reason="the extra `lab` is not installed")
 PATIENCE_MS = 120_000
-"""For a kernel to start on a busy machine; nothing is asserted about time."""
+"""The patience for a kernel to start on a busy machine; no test asserts a time."""
 
 
 @pytest.fixture
 def notebook(tmp_path, data) -> Path:
-    """A copy of the notebook of verdicts, about a run that was never measured."""
+    """A copy of the notebook of verdicts, with a synthetic run."""
     synthetic.write("flipping", Recipe(study={"implementations": ["sdpa.auto", "sdpa.flash"]}))
     notebook = nbformat.read(paths.NOTEBOOKS / "06_verdicts.ipynb", as_version=4)
     (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
@@ -39,7 +39,7 @@ def notebook(tmp_path, data) -> Path:
 
 @pytest.fixture
 def lab(notebook, tmp_path) -> Iterator[str]:
-    """The address of JupyterLab's server, with settings of its own."""
+    """The address of a JupyterLab server with separate settings."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -71,7 +71,7 @@ def _wait_for(address: str, server: subprocess.Popen) -> None:
 
 
 def open_in(browser, address: str):
-    """A notebook in JupyterLab, once its kernel is there: until then the menu runs nothing."""
+    """A notebook in JupyterLab with a running kernel: before, the menu runs nothing."""
     opened = browser.new_page(viewport={"width": 1400, "height": 1000})
     opened.set_default_timeout(PATIENCE_MS)
     opened.goto(address)

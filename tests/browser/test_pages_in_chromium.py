@@ -1,4 +1,4 @@
-"""The pages of a run in a real browser: nothing fetched, nothing too wide, readable by all, and printed."""
+"""The pages of a run in a real browser: no requests, no overflow, accessible, and printable."""
 
 import re
 
@@ -8,7 +8,7 @@ from attnlab import report
 
 SMALLEST_PX = 7
 A4_PX = 665
-"""The width of the text on A4, at 96 pixels an inch."""
+"""The width of the text on A4, at 96 pixels per inch."""
 WIDE = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 LETTERS = """() => [...document.querySelectorAll("figure svg text")].map(text => {
   const matrix = text.getScreenCTM();

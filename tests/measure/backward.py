@@ -1,6 +1,6 @@
-"""A model of kernels/backward.cuh: which task has which tile at which step, and in which order they add to dQ.
+"""A model of kernels/backward.cuh: the tile of each task at each step, and the order of additions to dQ.
 
-CTAs are agents that take a step when it is their turn at the step's tile. They run in random order, or by a clock.
+CTAs are agents that take a step when the step's tile has reached their turn. They run in random order, or by a clock.
 """
 
 import random
@@ -15,7 +15,7 @@ Tile = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Plan:
-    """A problem, as `Gradients` and `Schedule` hold it: `heads` of K and V over all batches, on `grid` CTAs."""
+    """A problem, as in `Gradients` and `Schedule`: `heads` of K and V over all batches, on `grid` CTAs."""
 
     heads: int
     group: int
@@ -42,7 +42,7 @@ class Plan:
         return max(0, KEYS * block - (self.keys - self.queries)) // self.rows if self.causal else 0
 
     def steps(self, task: int) -> Iterator[tuple[int, int, int]]:
-        """The block, the query head of the group, and the tile of each step of a task, as `prepare` writes them."""
+        """The block, the query head in its group, and the tile of each step of a task, as `prepare` writes them."""
         head, member = divmod(task, self.tasks)
         if not self.causal:
             begin = head * self.tasks
@@ -56,7 +56,7 @@ class Plan:
         short = self.blocks - 1 - member
         for block in ([short] if self.paired and short != member else []) + [member]:
             first = pivot = self.first_tile(block)
-            if self.paired and block == member:  # up from the first tile that one of the short blocks sees, then down
+            if self.paired and block == member:  # up from the first tile that a short block sees, then down
                 pivot = min(self.tiles, self.first_tile((self.blocks + 1) // 2))
             tiles = [*range(pivot, self.tiles), *range(pivot - 1, first - 1, -1)]
             for of_group in range(self.group):
@@ -65,7 +65,7 @@ class Plan:
 
     @cached_property
     def turns(self) -> dict[tuple[int, int], tuple[Tile, int]]:
-        """By task and step: the tile, and how many steps add to it before."""
+        """For each task and step: the tile, and the number of earlier additions to this tile."""
         visits: dict[Tile, list[tuple[int, int, int, int]]] = defaultdict(list)
         for task in range(self.heads * self.tasks):
             first_block = None
@@ -81,7 +81,7 @@ class Plan:
         }
 
     def additions(self, seed: int) -> dict[Tile, list[int]]:
-        """Which tasks add to each tile, in this order, where CTAs get on at random; AssertionError if all wait."""
+        """The tasks that add to each tile, in order, if CTAs advance at random; AssertionError on a deadlock."""
         chance, added = random.Random(seed), defaultdict(list)
         steps = {task: sum(1 for _ in self.steps(task)) for task in range(self.heads * self.tasks)}
         queues = [
@@ -102,12 +102,12 @@ class Plan:
         return dict(added)
 
     def duration(self, latency: float = 0.6, ahead: float = 1.0, between: float = PAUSE) -> tuple[float, float]:
-        """How long the whole takes in steps, and how long it would if nobody waited for a turn.
+        """The latency of the whole in steps, and the latency if no CTA waited for its turn.
 
         Args:
-            latency: from an addition's begin until the next one may begin.
-            ahead: how long dQ of a step may wait before its CTA waits.
-            between: what a block of keys costs besides its steps.
+            latency: from the start of an addition to the earliest start of the next one to its tile.
+            ahead: the steps that dQ of a step can wait before its CTA waits.
+            between: the cost of a block of keys, in addition to its steps.
         """
         free, alone = [0.0] * self.grid, [0.0] * self.grid
         passed: dict[Tile, float] = {}

@@ -1,4 +1,4 @@
-"""`attnlab.attend` without a GPU: SDPA itself, and what it would do by a table. With one: test_gpu_backends.py."""
+"""`attnlab.attend` without a GPU: SDPA itself, and the choices by a table. With a GPU: test_gpu_backends.py."""
 
 import math
 import re
@@ -44,7 +44,7 @@ SHAPES = [
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """No table was read before, or stays read afterwards."""
+    """Clears the tables that were read, before and after the test."""
     forget_choices(monkeypatch)
 
 
@@ -55,17 +55,17 @@ def test_on_a_cpu_it_is_sdpa(shape, unlocked):
     expected = scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.kv_heads != shape.heads)
     assert torch.equal(attnlab.attend(q, k, v, causal=shape.causal), expected)
     assert torch.equal(attnlab.attend(q, k, v, shape.causal), expected)
-    assert calls.layouts is None  # nor was a table looked for
+    assert calls.layouts is None  # no search for a table either
 
 
 def test_it_is_a_name_of_the_package():
     assert attnlab.attend is attend.attend
-    assert vars(attnlab)["attend"] is attend.attend  # so that it isn't looked for at every call
+    assert vars(attnlab)["attend"] is attend.attend  # so that calls don't run the package's __getattr__
     with pytest.raises(AttributeError, match=r"^module 'attnlab' has no attribute 'attends'$"):
         _ = attnlab.attends
 
 
-# Sequences of unlike lengths
+# Unequal sequence lengths
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ QUERY_LENS, KEY_LENS = [3, 0, 1, 10, 9], [5, 4, 0, 3, 9]
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_sequences_packed_and_padded_are_those_of_each_alone(causal, compiled):
-    """Also with more queries than keys, of which the first see none, and NaN behind all lengths."""
+    """Includes more queries than keys, so that the first queries see none, and NaN beyond all lengths."""
     heads, generator = (4, 2, 2), torch.Generator().manual_seed(1)
     draw = partial(torch.randn, generator=generator, dtype=torch.float64)
     packed = [draw(sum(lens), h, 32) for lens, h in zip((QUERY_LENS, KEY_LENS, KEY_LENS), heads, strict=True)]
@@ -198,7 +198,7 @@ def test_the_kernel_takes_lengths_where_it_serves_and_sdpa_where_not(monkeypatch
     assert len(asked) == 2
 
 
-# The table that it goes by
+# The table
 
 
 def test_without_a_gpu_there_is_nothing_to_go_by(monkeypatch, data):
@@ -210,7 +210,7 @@ def test_without_a_gpu_there_is_nothing_to_go_by(monkeypatch, data):
 
 
 def test_the_table_of_this_device_is_found_and_another_may_be_named(h200, tmp_path):
-    assert attend.use() is None  # `make dispatch` wrote none yet
+    assert attend.use() is None  # `make dispatch` has not written one
     made = table(choice(PLAIN, "sdpa.flash"))
     dispatch.write(made)
     assert attend.use() == made
@@ -262,7 +262,7 @@ def test_under_another_pytorch_a_kernel_is_chosen_by_a_margin_and_it_is_said_onc
     assert "\n" not in str(one.message)
     names = [calls.choose(*inputs.draw(shape, 0, CPU), False, None) for shape in (ahead, level, far)]
     assert names == ["kernel.best", "sdpa.auto", "sdpa.auto"]
-    # At a shape between them, 1.16 is expected of kernel.best. What was tuned under this version has no margin.
+    # Between them the expected speedup of kernel.best is 1.16. A layout tuned under this version needs no margin.
     between = inputs.draw(PLAIN.resized(batch=2, heads=3), 0, CPU)
     assert calls.choose(*between, False, None) == "kernel.best"
     calls.settle(calls.layout_words(*between, False, None), "sdpa.cudnn")
@@ -270,7 +270,7 @@ def test_under_another_pytorch_a_kernel_is_chosen_by_a_margin_and_it_is_said_onc
     assert [calls.table.choose(shape) for shape in (ahead, level)] == ["sdpa.cudnn", "kernel.best"]
 
 
-# What is called. Tensors that say they are on a GPU stand in for those that are.
+# The called implementation. Tensors that report a GPU stand in for GPU tensors.
 
 
 class OnGpu(torch.Tensor):
@@ -285,7 +285,7 @@ def tensor(*sizes: int, dtype=torch.float16) -> torch.Tensor:
 
 @pytest.fixture
 def called(monkeypatch):
-    """What is called, by name; the table names `sdpa.flash` at (2, 4, 33, 32), float16 and no mask."""
+    """The names of called implementations; the table has `sdpa.flash` at (2, 4, 33, 32), float16, no mask."""
     names, answer = [], {"raises": None}
 
     def flash(q, k, v, causal, scale=None):
@@ -310,7 +310,7 @@ def called(monkeypatch):
 Q = (2, 4, 33, 32)
 
 
-@pytest.mark.parametrize("length", [33, 34])  # in the table, and not
+@pytest.mark.parametrize("length", [33, 34])  # in the table, and not in it
 @pytest.mark.parametrize(("first", "row"), [(1, 32), (4, 32), (0, 33), (0, 36)])
 def test_torch_computes_from_copies_of_what_is_not_aligned(called, length, first, row):
     memory = tensor(2 * 4 * length * row + first)
@@ -350,7 +350,7 @@ CHANGED = [
         lambda: (tensor(*Q), tensor(*Q), tensor(2, 4, 33, 16)),
         lambda: (tensor(2, 4, 0, 32), tensor(*Q), tensor(*Q)),
         lambda: [tensor(2, 4, 33, 64)] * 3,
-        lambda: (tensor(*Q), *[tensor(2, 1, 33, 32).expand(Q)] * 2),  # strides that SDPA looks at
+        lambda: (tensor(*Q), *[tensor(2, 1, 33, 32).expand(Q)] * 2),  # strides that SDPA checks
         lambda: (tensor(*Q), *[tensor(2, 4, 32, 33).transpose(2, 3)] * 2),
         *(one_of_three(made, changed) for made in CHANGED for changed in range(3)),
     ],
@@ -514,7 +514,7 @@ def test_layouts_are_not_remembered_without_end(called, monkeypatch):
     assert called.names == ["sdpa"] * 39
 
 
-# Bad input: SDPA's result, or its own error
+# Bad input: SDPA's result, or its error
 
 
 BAD = {
@@ -547,7 +547,7 @@ def test_what_sdpa_serves_is_served_whatever_was_called_last(monkeypatch, name, 
     if gpu:
         monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
         monkeypatch.setattr(calls, "layouts", {})
-    causal = causal and name != "nested"  # which SDPA doesn't serve
+    causal = causal and name != "nested"  # SDPA has no causal nested tensors
     k, v, before = (inputs.draw(PLAIN, seed, CPU)[0] for seed in range(3))
     q = k[:, :, -5:]
     attnlab.attend(q, k, v)

@@ -1,4 +1,4 @@
-"""`attnlab.attention`: what reaches `attend` within the block, what is left to PyTorch, and what is put back."""
+"""`attnlab.attention`: the calls that reach `attend` in the block, those left to PyTorch, and the restored state."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -20,7 +20,7 @@ MASK = torch.ones(8, 8, dtype=torch.bool).tril()
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What `attend` was called with."""
+    """The arguments of the calls of `attend`."""
     calls = []
     inner = attention.attend
     monkeypatch.setattr(attention, "attend", lambda *given: calls.append(given) or inner(*given))
@@ -56,7 +56,7 @@ def outcome(given, options, context):
         ((torch.nn.Parameter(Q, requires_grad=False), Q, Q), {}, False),
         ((Q, Q, Q), {"scale": float("nan")}, False),
         ((Q, Q, Q), {"scale": -0.5}, True),
-        ((Q, Q), {}, False),  # errors, in PyTorch's words
+        ((Q, Q), {}, False),  # PyTorch's own errors
         ((Q, Q, Q), {"is_causal": None}, False),
         ((Q, Q, Q), {"causal": True}, False),
         (3 * [Q.int()], {}, False),
@@ -116,7 +116,7 @@ def test_the_function_of_another_library_computes_what_attend_does_not_and_is_pu
                 F.scaled_dot_product_attention(Q, Q, Q)
                 F.scaled_dot_product_attention(Q, Q, Q, attn_mask=MASK)
             assert F.scaled_dot_product_attention is theirs
-    assert asked == 2 * [{"attn_mask": MASK}]  # as it was called
+    assert asked == 2 * [{"attn_mask": MASK}]  # in the form of the call
     assert len(calls) == 2
 
 
@@ -156,11 +156,11 @@ def test_a_compiled_model_calls_the_operator_within_the_block_without_a_graph_br
         torch.testing.assert_close(compiled(Q, KEYS), model(Q, KEYS))
     compiled(Q, Q)
     with attnlab.attention():
-        compiled(Q, Q)  # compiled before
+        compiled(Q, Q)  # compiled before the block
     assert ["ops.attnlab.attention" in code for code in graphs] == [False, True, True]
 
 
-# Sequences of unlike lengths
+# Unequal sequence lengths
 
 
 def jagged(*lengths, heads=4, seed=0, values=None, ends=None):
@@ -182,7 +182,7 @@ HOLES = torch.nested.nested_tensor_from_jagged(ROWS, ENDS.long(), torch.tensor([
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """What the kernel of unlike lengths was called with; here it is SDPA of each sequence."""
+    """The arguments of the calls of the varlen kernel; here SDPA of each sequence replaces it."""
     calls = []
     monkeypatch.setattr(ragged, "by_kernel", lambda *given: calls.append(given) or ragged._each(*given))
     return calls
@@ -215,7 +215,7 @@ def test_packed_sequences_reach_the_kernel_where_nothing_else_is_asked_for(
     monkeypatch.setattr(varlen, "varlen_attn", lambda *given, **options: "theirs")
     with attnlab.attention():
         found = varlen.varlen_attn(*given, **options)
-        with torch.autocast("cpu", torch.float16):  # which PyTorch's function doesn't know
+        with torch.autocast("cpu", torch.float16):  # varlen_attn doesn't support autocast
             assert varlen.varlen_attn(*given, **options) == "theirs"
     assert varlen.varlen_attn(*given, **options) == "theirs"
     assert len(kernel) == reaches
@@ -258,12 +258,12 @@ def test_nested_tensors_reach_the_kernel_where_nothing_else_is_asked_for(kernel,
     if isinstance(expected, str):
         assert found == expected
     else:
-        assert found.shape == expected.shape  # also the same length of each sequence, for torch
+        assert found.shape == expected.shape  # includes PyTorch's symbol for the ragged dimension
         torch.testing.assert_close(*(each.transpose(1, 2).contiguous().values() for each in (found, expected)))
 
 
 def test_compiled_calls_of_unlike_lengths_break_no_graph_and_are_compiled_once(monkeypatch):
-    """Other lengths, of as many sequences or not, and another number of tokens."""
+    """Other lengths, with the same and another number of sequences, and another number of tokens."""
     monkeypatch.setattr(ragged, "head_dims", lambda *_: (16,))
     torch._dynamo.reset()
     graphs, compiled = [], {}

@@ -1,4 +1,4 @@
-"""`attnlab.tune` and `attend(autotune=True)` without a GPU. With one: test_gpu_backends.py."""
+"""`attnlab.tune` and `attend(autotune=True)` without a GPU. With a GPU: test_gpu_backends.py."""
 
 import re
 import warnings
@@ -43,7 +43,7 @@ def takes(ms, name, called, wrong=1):
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch, data):
-    """A machine of which torch says that it has an H200, and tensors that say that they are on it."""
+    """A machine on which torch reports an H200, and tensors that report this GPU."""
     forget_choices(monkeypatch)
     monkeypatch.setattr(tune, "_refused", set())
     monkeypatch.setattr(tuned, "counted", True)
@@ -55,7 +55,7 @@ def gpu(monkeypatch, data):
 
 @pytest.fixture
 def called(monkeypatch):
-    """The names of what is called: SDPA takes 5 ms, flash 4, cuDNN 2 but is wrong, math 16, and all else raises."""
+    """The names of called backends: SDPA takes 5 ms, flash 4, cuDNN 2 but is wrong, math 16; all others raise."""
     names = []
     monkeypatch.setitem(sdpa.REGISTRY, "sdpa.math", Implementation("sdpa.math", takes(16, "math", names)))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
@@ -68,14 +68,14 @@ def called(monkeypatch):
 
 
 def samples(timing, *flash, values="normal"):
-    """Samples in which flash takes these times in µs where SDPA takes 10."""
+    """Samples with these latencies of flash, in µs, and 10 µs for SDPA."""
     us = {"sdpa.auto": (10.0, 10.1), "control.sdpa.auto": (10.1, 10.0), "sdpa.flash": flash}
     return [trial.row(name, values, timing, one) for name, taken in us.items() for one in 5 * taken]
 
 
 @pytest.fixture
 def takings(monkeypatch, called):
-    """The layouts that were timed. They are not: `takings.rows` are their samples."""
+    """The timed layouts. Nothing is timed: `takings.rows` are the samples."""
 
     class Takings(list):
         rows = ()
@@ -103,7 +103,7 @@ def test_on_a_cpu_it_is_sdpa_compiled_too(monkeypatch):
         attnlab.tune(*given)
 
 
-# The samples
+# Samples
 
 
 def test_the_fastest_that_passes_the_gate_is_chosen_and_the_others_are_out_with_a_reason(called):
@@ -153,7 +153,7 @@ def test_a_failure_meanwhile_is_told_in_a_line(called, monkeypatch, module, name
         attnlab.tune(*tensors())
 
 
-# The choice, and where it is kept
+# The choice, and its file
 
 EAGER, DEVICE = CLOCKS
 
@@ -162,9 +162,9 @@ EAGER, DEVICE = CLOCKS
     ("blocks", "chosen"),
     [
         ([(EAGER, 10.0, 10.1), (DEVICE, 10.0, 10.1)], "sdpa.auto"),
-        ([(EAGER, 5.0, 16.0), (DEVICE, 5.0, 16.0)], "sdpa.auto"),  # not certain
+        ([(EAGER, 5.0, 16.0), (DEVICE, 5.0, 16.0)], "sdpa.auto"),  # an uncertain difference
         ([(EAGER, 8.0, 8.1), (DEVICE, 12.0, 12.1)], "sdpa.auto"),
-        ([(EAGER, 8.0, 8.1), (EAGER, 10.0, 10.1), (DEVICE, 10.0, 10.1)], "sdpa.auto"),  # other values
+        ([(EAGER, 8.0, 8.1), (EAGER, 10.0, 10.1), (DEVICE, 10.0, 10.1)], "sdpa.auto"),  # another input distribution
         ([(EAGER, 8.0, 8.1), (DEVICE, 10.0, 10.1)], "sdpa.flash"),
     ],
 )

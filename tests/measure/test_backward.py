@@ -1,4 +1,4 @@
-"""The backward pass without a GPU: its schedule, its host code, and the kernel itself on an emulated multiprocessor."""
+"""The backward pass without a GPU: its schedule, its host code, and the kernel on an emulated multiprocessor."""
 
 import ctypes
 import re
@@ -20,7 +20,7 @@ from attnlab.study import ladder
 
 EMULATED = Path(__file__).parent / "emulated"
 INLINED = "    extern __shared__ __align__(1024) unsigned char memory[];"
-# Lengths that end within a tile, groups, keys before the first query, heads in two rounds, more CTAs than tiles.
+# Lengths that end within a tile, groups, keys before the first query, heads in 2 rounds, more CTAs than tiles.
 PLANS = [
     Plan(heads, group, queries, keys, causal, paired, grid)
     for heads, group, queries, keys, grid in (
@@ -45,7 +45,7 @@ def test_tasks_add_to_a_tile_in_one_order_and_none_waits_for_good(plan):
 def test_nobody_waits_for_a_turn_where_all_steps_take_equally_long(causal, heads):
     takes, alone = Plan(heads, 1, 2048, 2048, causal, causal, grid=20).duration(latency=0.9)
     assert takes <= 1.01 * alone
-    # The order alone doesn't do it: two blocks that are not one task wait for others.
+    # The order alone is not enough: without pairs of blocks in a task, CTAs wait for each other.
     assert not causal or Plan(heads, 1, 2048, 2048, True, False, grid=20).duration(latency=0.9)[0] > 1.2 * alone
 
 
@@ -100,7 +100,7 @@ def test_it_compiles_without_spills_or_products_one_after_the_other(tiling):
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
-    """The kernel compiled for this machine's processor, with emulated.h in place of what only a GPU has."""
+    """The kernel compiled for this machine's CPU; emulated.h replaces the parts that only a GPU has."""
     compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
     if not compiler:
         pytest.skip("there is no g++")
@@ -139,7 +139,7 @@ def test_the_kernel_on_an_emulated_multiprocessor(
         command = [emulator, *map(str, (*sizes, seed, tiling.stages))]
         said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
         runs.append([line.split() for line in said.splitlines()])
-    assert all(run == runs[0] for run in runs)  # the same bits, however threads and copies get on
+    assert all(run == runs[0] for run in runs)  # the same bits for any timing of threads and copies
     plan = Plan(batch * kv_heads, heads // kv_heads, queries, keys, bool(causal), bool(paired), grid, tiling.rows)
     turns = {}
     for task, step, in_batch, head, tile, turn in (map(int, line[1:]) for line in runs[0] if line[0] == "turn"):

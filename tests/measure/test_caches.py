@@ -1,4 +1,4 @@
-"""`kernel.caches` without a GPU: on an emulated multiprocessor, and how `attend` asks for it."""
+"""`kernel.caches` without a GPU: on an emulated multiprocessor, and its calls by `attend`."""
 
 import ctypes
 import re
@@ -22,7 +22,7 @@ MEMORY = "    extern __shared__ __align__(1024) unsigned char memory[];"
 BARRIERS = "__shared__ unsigned long long barriers[2][R::PIECES];"
 TILES = "memory + 2 * D * (ROWS + 2 * STAGES * KEYS)"
 BEHIND = f"auto* const barriers = reinterpret_cast<unsigned long long (*)[R::PIECES]>({TILES});"
-# Code of 12_few.cu in PTX, for which emulated.h and caches.cpp have their own: from one comment to the next.
+# PTX in 12_few.cu that emulated.h and caches.cpp replace: from one comment to the next.
 CUTS = (
     ("// Warpgroups issue their", "// Where a chunk of eight"),
     ("// Sixteen bytes; where", "// Four columns of a row"),
@@ -31,7 +31,7 @@ CUTS = (
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
-    """The kernel compiled for this machine's processor, with emulated.h in place of what only a GPU has."""
+    """The kernel compiled for this machine's CPU; emulated.h replaces the parts that only a GPU has."""
     compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
     if not compiler:
         pytest.skip("there is no g++")
@@ -55,12 +55,12 @@ def emulator(tmp_path_factory):
     ("head_dim", "causal", "rows", "kv_heads", "group", "queries", "keys", "page", "wanted", "lengths"),
     [
         (128, 0, 16, 2, 4, 1, 700, 0, 6, [700, 0, 1, 64]),
-        (128, 1, 16, 2, 2, 3, 512, 16, 4, [512, 70, 0, 1, 513, -3]),  # more than the table holds, fewer than queries
+        (128, 1, 16, 2, 2, 3, 512, 16, 4, [512, 70, 0, 1, 513, -3]),  # beyond the table's row; fewer than queries
         (128, 1, 64, 1, 4, 16, 384, 64, 4, [384, 33, 0, 5]),
-        (128, 0, 128, 1, 8, 20, 512, 128, 3, [512, 300]),  # two tiles of rows
+        (128, 0, 128, 1, 8, 20, 512, 128, 3, [512, 300]),  # 2 tiles of rows
         (256, 1, 16, 1, 4, 3, 320, 32, 6, [33, 320, 100, 7]),
-        (64, 1, 16, 1, 5, 3, 1024, 256, 5, [1024, 3, 20, 1, 0]),  # one longer than all others together
-        (64, 0, 16, 1, 1, 1, 128, 48, 1, [90, 0] * 20),  # as many sequences as a warp looks at twice
+        (64, 1, 16, 1, 5, 3, 1024, 256, 5, [1024, 3, 20, 1, 0]),  # one is longer than all others together
+        (64, 0, 16, 1, 1, 1, 128, 48, 1, [90, 0] * 20),  # a warp reads the lengths in 2 passes
     ],
 )
 def test_the_kernel_on_an_emulated_multiprocessor(
@@ -72,14 +72,14 @@ def test_the_kernel_on_an_emulated_multiprocessor(
         command = [emulator, *map(str, (*sizes, seed, *lengths))]
         said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
         found.append(dict(line.split() for line in said.splitlines()))
-    assert all(each == found[0] for each in found)  # the same bits, however threads and copies get on
+    assert all(each == found[0] for each in found)  # the same bits for any timing of threads and copies
     assert float(found[0]["error"]) < 0.004
     assert found[0]["blind"] == "0"  # queries that see no key
     assert int(found[0]["problem_bytes"]) == ctypes.sizeof(problem.Caches)
 
 
 def random_pages(lengths, page, heads, head_dim, dtype=torch.float64):
-    """K and V in the order of vLLM, the table, and both of each sequence; NaN and anything behind the lengths."""
+    """K and V in vLLM's layout, the table, and K and V of each sequence; NaN and random pages beyond the lengths."""
     most = -(-max(lengths) // page) + 1
     cache = torch.full((2, len(lengths) * most, page, heads, head_dim), torch.nan, dtype=dtype)
     table = torch.randint(-(2**31), 2**31, (len(lengths), most), dtype=torch.int32)

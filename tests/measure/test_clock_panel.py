@@ -1,4 +1,4 @@
-"""The panel of clocks: what is timed by what, what another tool says, and that none of them can cost a run."""
+"""The panel of clocks: the tool of each timing, parsed outputs of other tools, and failures that don't stop a run."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
 
 @pytest.fixture
 def parts(monkeypatch, data):
-    """The panel of a run that is begun, with stand-ins that take each of its pieces at once, and what they took."""
+    """The panel of a new run, whose parts return at once, and the list of cases that they took."""
     now = {"driver": "now", "packages": {"torch": "2.11.0", "numpy": "2.3.0"}, "hash": "e"}
     taken = []
 
@@ -127,7 +127,7 @@ plan: {"case": 1, "why": "no such shape here"}
 
 @pytest.fixture
 def said(monkeypatch):
-    """Has every program that is started print these words."""
+    """A function that makes every started program print these words."""
     monkeypatch.setenv("ATTNLAB_NCU", "/usr/bin/ncu")
     return lambda words: monkeypatch.setattr(tool, "output", lambda command, timeout_s: words)
 

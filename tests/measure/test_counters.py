@@ -1,4 +1,4 @@
-"""Counters: read from what ncu prints, taken or done without."""
+"""Counters: parsed from ncu's output, and runs without ncu."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def printed(*rows: list[str], before: str = "==PROF== Connected to process 7\n")
     return before + "".join(",".join(f'"{cell}"' for cell in row) + "\n" for row in rows)
 
 
-# What ncu prints
+# The output of ncu
 
 
 def test_counters_are_read_by_call_and_launch_with_their_units_past_what_the_profiled_process_says():
@@ -67,18 +67,18 @@ def test_no_metric_is_asked_for_twice_and_all_that_is_shown_is_asked_for():
     assert {name for name in named if "__" in name} <= set(metrics.COUNTERS)
 
 
-# Taken, or done without
+# Runs with and without ncu
 
 
 @pytest.fixture
 def asked(tmp_path):
-    """A file with a line for each time that ncu counts, of its arguments."""
+    """A file with the arguments of each call of ncu that counts, one line a call."""
     return tmp_path / "asked"
 
 
 @pytest.fixture
 def ncu(asked, data, monkeypatch):
-    """Puts a shell script in the place of ncu, where a run just began."""
+    """Begins a run, and puts a shell script in place of ncu."""
     write.create("begun", small.manifest(tiny_study()))
 
     def place(does: str) -> str:
@@ -94,12 +94,12 @@ def ncu(asked, data, monkeypatch):
 
 @pytest.fixture
 def two(monkeypatch):
-    """Two implementations were measured at the target of the run."""
+    """Makes 2 implementations count as measured at the target of the run."""
     cases = [(name, tiny_study().target_shape) for name in ("sdpa.auto", "sdpa.flash")]
     monkeypatch.setattr(counters, "_counted", lambda *_: cases)
 
 
-# A call for each shape that is asked for.
+# One call for each requested shape.
 PRINT = f"""cat <<'END'
 {printed(HEADER, UNITS)}END
 for word in "$@"; do case $word in '{{'*) cat <<'END'
@@ -188,7 +188,7 @@ def test_who_takes_too_long_is_ended_with_all_it_started(ncu, two, tmp_path, mon
             children.append(Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat"))
         return communicate(process, timeout=timeout)
 
-    os.mkfifo(tmp_path / "child")  # whoever reads it waits for who writes it
+    os.mkfifo(tmp_path / "child")  # a reader waits for the writer
     monkeypatch.setattr(subprocess.Popen, "communicate", once_it_has_started_a_child)
     monkeypatch.setattr(counters, "TIMEOUT_S", 0.5)
     ncu(f"sleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/child; wait")

@@ -1,4 +1,4 @@
-"""The estimate of how long a study takes: what a call costs, and the calls that it makes first."""
+"""The estimate of a study's duration: the cost of a call, and of the calls before the first sample."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
     called, now_us = [], [0]
 
     def read_ns():
-        now_us[0] += 1000  # whatever is called takes time: the estimate calls until it has seen enough of it
+        now_us[0] += 1000  # each reading takes 1 ms: the estimate repeats calls until it has enough time
         return 1000 * now_us[0]
 
     monkeypatch.setattr(originals, "perf_counter_ns", read_ns)
@@ -51,7 +51,7 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
         implementations=["sdpa.auto", "sdpa.math"], target=long, sweeps={"seq_len": long | {"seq_len": [32, 4096]}}
     )
     costs = estimate.measured(study, study.shapes, CPU)
-    # 256² us are 66 ms, and sixteen times that is too long.
+    # 256² us are 66 ms, and 16 times that is too long.
     assert set(called) == {16, 64, 256}
     assert costs["sdpa.auto"].flops == [4 * 4 * length**2 * 64 for length in (16, 64, 256)]
     assert costs["sdpa.auto"].at(np.array([study.target_shape.flops]))[0] == pytest.approx(

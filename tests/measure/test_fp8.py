@@ -1,4 +1,4 @@
-"""Quantising Q, K and V to e4m3, and what attention loses by it."""
+"""Quantizing Q, K and V to e4m3, and the resulting errors of attention."""
 
 import ctypes
 import math
@@ -22,7 +22,7 @@ from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")
 ROWS = 16
-# What division and multiplication in float32 add to a relative error.
+# The relative error that division and multiplication in float32 add.
 ROUNDED = 1 + 2.0**-20
 
 
@@ -35,12 +35,12 @@ def quantized(tensor, scales="block"):
 
 
 def of_block(scales):
-    """The rows to state for a block; None for what has none."""
+    """The rows of a block, for scales of blocks; else None."""
     return ROWS if scales == "block" else None
 
 
 def assert_close(tensor, found):
-    """Each element is rounded once, to a number of e4m3 times its scale, which is found by its own indices."""
+    """Each element has one rounding, to a number of e4m3 times the scale at its own indices."""
     given, scales = tensor.double(), torch.empty(tensor.shape, dtype=torch.float64)
     for b, h, row in product(*map(range, tensor.shape[:3])):
         scales[b, h, row] = found.scales[b % len(found.scales), h % found.scales.shape[1], row // found.rows]
@@ -48,7 +48,7 @@ def assert_close(tensor, found):
     assert (error <= torch.maximum(given.abs() / 16, scales * 2.0**-10) * ROUNDED).all()
 
 
-# Quantising
+# Quantizing
 
 
 @pytest.mark.parametrize("scales", SCALES)
@@ -167,14 +167,14 @@ def test_attention_errs_by_the_rounding_of_its_probabilities(causal, kv_heads, k
     found = quantize(q, k, v, scales, of_block(scales))
     output = accuracy.attention(*found, causal, scale, torch.float32).double()
     q, k, v = (tensor.dequantized().double() for tensor in found)
-    # A probability errs by 1/16 of itself, or 2^-10 of a step, over a sum that is at least 1.
+    # The error of a probability is 1/16 of it, or half a subnormal step, 2^-10, over a sum of at least 1.
     allowed = oracle.float64(q, k, v.abs(), causal, scale) / 16 + kv_len * v.abs().max() * 2.0**-18 + 1e-5
     error = (output - oracle.float64(q, k, v, causal, scale)).abs()
     assert (error <= allowed).all()
-    assert error.max() > 1e-4  # they are rounded
+    assert error.max() > 1e-4  # the probabilities are rounded
 
 
-# What it costs
+# The loss of accuracy
 
 
 def test_the_published_costs_are_what_is_computed():

@@ -1,4 +1,4 @@
-"""`attend` of tensors in e4m3 with scales: what it computes on a CPU, what it refuses, where the rung counts."""
+"""`attend` of tensors in e4m3 with scales: its result on a CPU, its errors for bad input, and the use of the kernel."""
 
 import ctypes
 import math
@@ -24,7 +24,7 @@ from attnlab.study import implementations, ladder, tuning
 def drawn(queries=40, keys=64, kv_heads=2, scales="head"):
     generator = torch.Generator().manual_seed(1)
     sizes = (2, 4, queries, 64), (2, kv_heads, keys, 64), (2, kv_heads, keys, 64)
-    factors = torch.logspace(-1, 1, 8).view(2, 4, 1, 1)  # heads differ in scale
+    factors = torch.logspace(-1, 1, 8).view(2, 4, 1, 1)  # heads have different scales
     q, k, v = (torch.randn(size, generator=generator) * factors[:, : size[1]] for size in sizes)
     return quantize(q, k, v, scales)
 

@@ -1,4 +1,4 @@
-"""FP8 in a run, without a GPU: PyTorch's operations that round to e4m3 take the kernel's place."""
+"""FP8 in a run, without a GPU: PyTorch operations that round to e4m3 replace the kernel."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def same(first, second):
     )
 
 
-# What is given in e4m3
+# The inputs in e4m3
 
 
 @pytest.mark.parametrize("operands", [HEAD, ROTATED], ids=str)
@@ -143,7 +143,7 @@ def test_it_passes_the_gate_and_is_timed(subject, kind, cache):
     assert set(checks["inputs"]) == {kind, "large logits", "constant rows"}
     on_values = checks[checks["inputs"] == kind]
     assert (on_values["mean_error"] == on_values["framework_mean_error"]).all()
-    # Rounding inputs costs as much again as rounding probabilities does.
+    # Rounding inputs adds an error like that of rounding probabilities.
     assert (on_values["drawn_rms_error"] > 1.2 * on_values["mean_error"]).all()
     assert checks[checks["inputs"] != kind]["drawn_rms_error"].isna().all()
     passes_the_rounds(subject, shape, cache)
@@ -194,7 +194,7 @@ def test_what_samples_are_compared_with_is_nearer_to_float64_than_the_formula(ki
 
 
 def narrow(fault=""):
-    """An implementation whose output is e4m3 over the scale of V, or is wrong."""
+    """An implementation that returns e4m3 over the scale of V, or has the named fault."""
 
     def call(q, k, v, causal, dtype, scale=None):
         output = outputs.like(q.values)

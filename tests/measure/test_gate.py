@@ -1,4 +1,4 @@
-"""A gate that can't be fooled: what it must catch, each with the reason that it gives. Kernels: test_gpu_gate.py."""
+"""The gate's tests against cheating: every fault that it must catch, with the reason. Kernels: test_gpu_gate.py."""
 
 import math
 from functools import partial
@@ -35,21 +35,21 @@ def honest(q, k, v, causal):
     return output
 
 
-# Saboteurs: each is right but for one thing.
+# Saboteurs: each is correct except for one fault.
 
 
 def but(spoil):
-    """Attention that returns what `spoil` makes of the output and the inputs."""
+    """Attention whose output is replaced by `spoil` of the output and the inputs."""
     return lambda q, k, v, causal: spoil(honest(q, k, v, causal), q, k, v)
 
 
 def after(change):
-    """Attention that returns its output once `change` was made to it, or to the inputs."""
+    """Attention that returns its output after `change` modified it, or the inputs."""
     return but(lambda output, *given: (output, change(output, *given))[0])
 
 
 def of(replace):
-    """Attention to other inputs, of which `replace` makes Q, K and V."""
+    """Attention of other inputs: `replace` makes them from Q, K and V."""
     return lambda q, k, v, causal: sdpa.sdpa(*replace(q, k, v), causal)
 
 
@@ -64,7 +64,7 @@ def zeros_at(begin, count):
 
 
 def by_hand(weigh):
-    """Attention whose weights, up to their sum, are worked out from the scores."""
+    """Attention with unnormalized weights that `weigh` computes from the scores."""
 
     def attention(q, k, v, causal):
         weights = weigh(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]))
@@ -74,7 +74,7 @@ def by_hand(weigh):
 
 
 class ReturnsTheLastResult:
-    """Computes for the first inputs and, since all inputs are at one address, never again."""
+    """Computes for the first inputs, and then returns this result for all inputs at the same address."""
 
     def __init__(self):
         self.kept = {}
@@ -91,7 +91,7 @@ class CopiesTheLastResult(ReturnsTheLastResult):
 
 
 class RightForTheFirstSeed:
-    """Knows the first inputs again and is a little off for any others."""
+    """Right for the first inputs, and 1 % off for all others."""
 
     first = None
 
@@ -102,7 +102,7 @@ class RightForTheFirstSeed:
 
 
 class KeepsItsOutput:
-    """Writes to the same memory at each call, which nobody forbids."""
+    """Writes to the same memory at each call, which is allowed."""
 
     output = None
 
@@ -179,7 +179,7 @@ def test_a_saboteur_is_caught_and_the_reason_says_at_what(name, dtype):
     assert subject.status == "failed"
     at = ", " if reason.startswith(schema.EXTREMES) else ": "
     assert subject.reason.startswith(f"before timing, call{at}{reason}"), subject.reason
-    assert checks["passed"].tolist() == [True] * (len(checks) - 1) + [False]  # who fails is out
+    assert checks["passed"].tolist() == [True] * (len(checks) - 1) + [False]  # a failed implementation stops
 
 
 def test_who_ignores_the_mask_is_caught():
@@ -232,9 +232,9 @@ def test_poison_is_not_a_number_in_any_dtype(dtype):
         assert output.storage_offset() * output.element_size() % outputs.ALIGNMENT == 0
         assert guards.overruns() == []
         assert guards.unwritten(output, output) == output.numel()
-        output[0, 0, 1, :3] = torch.nan  # written, if with what isn't a number
+        output[0, 0, 1, :3] = torch.nan  # written, although with NaN
         assert guards.unwritten(output, output) == output.numel() - 3
-    assert outputs.like(q).untyped_storage().nbytes() == q.nbytes  # no guards outside
+    assert outputs.like(q).untyped_storage().nbytes() == q.nbytes  # no guards outside the context
 
 
 def test_guards_span_two_heads_where_those_are_long():
@@ -281,17 +281,17 @@ def test_right_float32_is_not_refused_where_few_errors_of_the_framework_are_smal
             check = Gate(drawn, False).check(sdpa.sdpa(*drawn, False))
         assert check.passed, check.reason
         lucky.append(check.error.maximum > 2 * check.framework_error.maximum)
-    assert any(lucky)  # on each machine, if not at each of these seeds
+    assert any(lucky)  # on each machine, at one of the seeds
 
 
 def off_by_units(output):
-    """Units in the last place: few, or in float32, where the framework itself is off by some, more."""
+    """Adds a few units in the last place; more in float32, where the framework has errors of some units, too."""
     units = 32 if output.dtype == torch.float32 else 2
     return output + units * rounding.units(output.double(), output.dtype).to(output.dtype)
 
 
 def forgets_to_rescale(q, k, v, causal):
-    """Keeps the sums of the first half of the keys when a larger score comes."""
+    """Keeps the sums of the first half of the keys without rescaling when the maximum grows."""
     half = k.shape[2] // 2
     scores = (q @ k.mT).float() / math.sqrt(q.shape[-1])
     first, top = scores[..., :half].amax(-1, keepdim=True), scores.amax(-1, keepdim=True)
@@ -399,13 +399,13 @@ def takes_no_sequence_alone(q, k, v, causal):
 )
 def test_a_sequence_alone_is_compared_with_itself_in_the_batch(call, shape, differing):
     asked = Implementation("kernel.asked", call, ragged=partial(by_sequence, call)), inputs.draw(shape, 0, CPU), shape
-    assert {alone.differing(*asked) for _ in range(20)} == {differing}  # each draws one of three sequences
+    assert {alone.differing(*asked) for _ in range(20)} == {differing}  # each call draws one of 3 sequences
 
 
 def test_a_share_of_the_heads_is_compared_and_all_else_is_looked_at_in_all(monkeypatch):
     monkeypatch.setattr(checking, "COMPARED_SCORES", 2 * 65**2)
     assert gated(honest, SHAPE)[0].alive
-    # Six heads give 15 pairs: a hundred draws are all the same once in 15**99.
+    # 6 heads give 15 pairs: 100 equal draws have a probability of 15^-99.
     assert len({tuple(checking.few_heads(SHAPE)) for _ in range(100)}) > 1
 
     def leaves_out_a_head_of_large_logits(head, q, k, v, causal):
@@ -433,7 +433,7 @@ def test_a_reason_says_the_fault_and_the_error_only_if_that_is_too_large():
 def test_the_saboteurs_among_the_kernels_compile(rung, monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.setenv("ATTNLAB_KERNELS", str(Path(__file__).parent / "saboteurs"))
-    # The honest kernel, whose code the others share, in every dtype and with each mask; the others once.
+    # The honest kernel in every dtype and with each mask. The others share its code: each once.
     masks = zip(rung.dtypes[: 2 if rung.name == "honest" else 1], (False, True), strict=False)
     expressions = [rung.expression(dtype, tile, causal) for dtype, causal in masks for tile in rung.tiles]
     build = nvrtc.build(rung, "sm_80", expressions)

@@ -39,7 +39,7 @@ def called(case):
 
 
 def captured(name, shape, seed=0, pool=None):
-    """A case that was called once, and has its graphs."""
+    """A case after its first call, with captured graphs."""
     case, _ = case_of(name, shape, seed)
     called(case)
     cuda_events.capture(case, pool or torch.cuda.graph_pool_handle())
@@ -47,14 +47,14 @@ def captured(name, shape, seed=0, pool=None):
 
 
 def replayed(replay):
-    """What a graph computes now."""
+    """The output of a graph after a replay."""
     replay.output.fill_(torch.nan)
     replay.graph.replay()
     torch.cuda.synchronize()
     return replay.output
 
 
-# Right
+# Correctness
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -67,7 +67,7 @@ def test_attention_over_one_key_is_its_value(name, causal, head_dim, dtype):
         output, refused = attempt(lambda: called(case)), ""
     except Unsupported as error:
         output, refused = None, str(error).lower()
-    if refused:  # cuDNN's alone to refuse, and it has to say why
+    if refused:  # only cuDNN may refuse, and it has to give the reason
         assert (name, "seq" in refused) == ("sdpa.cudnn", True), refused
     else:
         assert torch.equal(output, v)
@@ -109,7 +109,7 @@ def test_flash_in_float32_is_unsupported_and_says_that_it_is_the_dtype():
 
 @pytest.mark.alone
 def test_out_of_memory_is_told_and_leaves_the_device_usable():
-    # 32·8·16384² scores of two bytes are 128 GiB, and the softmax holds them twice.
+    # 32·8·16384² scores of 2 bytes are 128 GiB, and the softmax needs twice that.
     case, _ = case_of("sdpa.math", Shape(32, 8, 16384, 64))
     assert "out of memory" in told(lambda: attempt(lambda: called(case)), OutOfMemory)
     devices.release(GPU)
@@ -242,7 +242,7 @@ def test_every_ceiling_is_had_in_order_and_none_is_above_the_datasheet():
 
 @pytest.fixture
 def hopper():
-    """For what only compute capability 9.0 has."""
+    """Skips devices without compute capability 9.0."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma is of compute capability 9.0")
 
@@ -254,12 +254,12 @@ def test_wgmma_computes_the_product_as_often_as_it_says(hopper, dtype):
     for rounds in (1, 3):
         product(rounds)
         off = (product.out.double() - rounds * exact).norm() / (rounds * exact).norm()
-        assert off < (1e-2 if product.a.itemsize == 1 else 1e-3)  # of e4m3, tensor cores add with few bits
+        assert off < (1e-2 if product.a.itemsize == 1 else 1e-3)  # tensor cores add products of e4m3 with few bits
 
 
 @pytest.mark.alone
 def test_wgmma_takes_time_in_proportion_to_its_rounds(hopper):
-    # What ptxas drops from the loop would take no time.
+    # If ptxas removed products from the loop, they would take no time.
     product = wgmma.Wgmma(GPU, "float16")
     once, twice = (
         np.median([cuda_events.timed_us(GPU, lambda rounds=rounds: product(rounds)) for _ in range(20)])
@@ -274,7 +274,7 @@ def test_wgmma_comes_near_the_peak_and_not_past_it(hopper, dtype):
     found = ceilings._wgmma(GPU, dtype)
     assert found["unit"] == "TFLOP/s"
     assert len(found["samples"]) == ceilings.SAMPLES
-    # 4096 FLOPs a clock and multiprocessor, twice as many of 8 bits, at the highest clock of the card.
+    # 4096 FLOPs a clock and multiprocessor, 8192 with 8 bits, at the highest SM clock of the GPU.
     clocks_mhz = (
         torch.cuda.get_device_properties(GPU).multi_processor_count * Telemetry(GPU).limits()["sm_clock_max_mhz"]
     )

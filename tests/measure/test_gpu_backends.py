@@ -1,4 +1,4 @@
-"""Shapes beyond plain self-attention, peers, and `attnlab.attend` by a table, on an NVIDIA GPU (`make test OF=gpu`)."""
+"""Shapes beyond self-attention, peers, and `attnlab.attend` by a table, on an NVIDIA GPU (`make test OF=gpu`)."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -39,8 +39,8 @@ TRAINING = Shape(2, 4, 128, 64, direction="training")
 CAUSAL_TRAINING = Shape(8, 8, 512, 64, causal=True, direction="training")
 BACKWARD = CAUSAL_TRAINING.resized(direction="backward", values="sd 24")
 SHAPES = [GROUPED, DECODE, GROUPED_DECODE, SPREAD, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING, BACKWARD]
-# cuDNN's kernel for one query isn't the same in every bit from run to run, and torch's call of it for sequences end to
-# end can't be captured, nor can the math backend's: the gate refuses all these, and so what SDPA chooses for one query.
+# Cases that fail the gate. cuDNN's results for one query differ between runs, also by SDPA's choice. PyTorch's varlen
+# calls of cuDNN and of the math backend can't be captured.
 CAUGHT = {
     ("sdpa.cudnn", DECODE): "differ",
     ("sdpa.cudnn", GROUPED_DECODE): "differ",
@@ -58,7 +58,7 @@ SERVES = {
     **{name: [SPREAD, CAUSAL_SPREAD] for name in ("sdpa.padded", "sdpa.each", "sdpa.varlen")},
     "sdpa.math": [GROUPED, DECODE, GROUPED_DECODE, TRAINING, CAUSAL_TRAINING],
 }
-"""The shapes that a backend of SDPA has to serve; others it may refuse with a reason."""
+"""The shapes that a backend of SDPA must serve; for others it may raise with a reason."""
 
 
 def ran(call):
@@ -172,7 +172,7 @@ def test_a_peer_passes_where_it_is_installed(name, shape):
 
 
 def needs(name: str, shape: Shape) -> list[str]:
-    """The kernels that an implementation runs when it is called by its name; skips if it isn't available here."""
+    """The kernels that an implementation runs when called by name; skips if it isn't available on this device."""
     implementation = registry.find(name)
     call = implementation.bound(inputs.draw(shape, 0, GPU), shape)
     try:
@@ -238,7 +238,7 @@ def test_attend_serves_any_layout_by_itself_or_by_sdpa(by_table, name):
         try:
             plain = scaled_dot_product_attention(*given)
         except RuntimeError:
-            continue  # SDPA itself doesn't
+            continue  # SDPA itself fails there
         for output in (plain, attnlab.attend(*given)):
             error = (output.double() - expected).abs().max().item()
             assert error < 2e-3, f"{name}, {layout}: {error}"
@@ -283,7 +283,7 @@ def test_a_graph_of_attend_reads_what_is_in_its_inputs_when_it_is_replayed(by_ta
     assert set(ran(call)) == set(named)
 
 
-# What surrounds a call of `attnlab.attend`: scales, views, autocast, lengths, modes and settings
+# The environment of a call of `attnlab.attend`: scales, views, autocast, lengths, modes and settings
 
 ODD = Shape(2, 4, 129, 64)
 NAMED = ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "kernel.bounded"]
@@ -291,7 +291,7 @@ NAMED = ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "kernel.bounded"]
 
 @pytest.fixture(params=NAMED)
 def named(request, by_table):
-    """What a table names at `ODD`, with and without the mask."""
+    """The table's choice at `ODD`, with and without the mask."""
     needs(request.param, ODD)
     by_table((ODD, request.param), (ODD.resized(causal=True), request.param))
     return request.param
@@ -415,7 +415,7 @@ def test_where_there_is_nothing_to_attend_to_the_output_is_zero(sizes, causal, r
     assert torch.equal(output, torch.zeros_like(q))
 
 
-# With gradients, it is SDPA, which PyTorch 2.11 can't count where heads are grouped.
+# With gradients, `attend` is SDPA, whose FLOPs PyTorch 2.11 can't count for grouped heads.
 @pytest.mark.parametrize(
     ("shape", "requires_grad"),
     [*product([ODD, ODD.resized(causal=True), DECODE], [False, True]), (GROUPED, False)],
@@ -461,7 +461,7 @@ def test_the_backend_that_a_user_chose_runs(named, context):
         call(*given)
     with context():
         expected = set(ran(partial(scaled_dot_product_attention, *given)))
-        for call in calls:  # the operator may copy what SDPA returned into the layout that it promises
+        for call in calls:  # the operator may copy SDPA's output into its promised layout
             assert expected <= set(ran(partial(call, *given)))
         assert set(ran(partial(attnlab.attend, *given))) == expected
     assert set(ran(partial(attnlab.attend, *given))) == set(needs(named, ODD))

@@ -1,4 +1,4 @@
-"""Gradients on an NVIDIA GPU: against float64, bit by bit, on views and in a graph: `make test OF=gpu`."""
+"""Gradients on an NVIDIA GPU: against float64, bit by bit, on views and in a graph (`make test OF=gpu`)."""
 
 from itertools import product
 
@@ -27,7 +27,7 @@ SIZES = ((1, 2, 2, 512, 512), (2, 4, 2, 77, 300), (1, 3, 1, 1, 129))
 
 @pytest.fixture
 def served(monkeypatch):
-    """The backward passes of our kernels; the test is skipped where they aren't written for the device."""
+    """Our backward kernels; skips devices that they don't serve."""
     if torch.cuda.get_device_capability() != backward.CAPABILITY:
         pytest.skip("the backward kernel isn't written for this device")
     passes, call = [], backward.backward
@@ -45,7 +45,7 @@ def drawn(batch, heads, kv_heads, queries, keys, head_dim, dtype, tokens_first=F
 
 
 def of(q, k, v, dout, causal, scale=None):
-    """Our gradients, after our forward pass."""
+    """Our gradients, from our forward and backward passes."""
     try:
         out, lse = backward.forward(q, k, v, causal, scale)
         return backward.backward(q, k, v, out, lse, dout, causal, scale)

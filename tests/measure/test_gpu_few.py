@@ -1,4 +1,4 @@
-"""The rungs for few queries on an NVIDIA GPU, in what they alone do: `make test OF=gpu`."""
+"""Features that only the kernels for few queries have, on an NVIDIA GPU: `make test OF=gpu`."""
 
 import random
 
@@ -15,7 +15,7 @@ from attnlab.study.shapes import Shape
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
-# Batch, heads, kv_heads and keys: of models, with one split, one cluster or many, one head of K and V, and odd numbers.
+# Batch, heads, kv_heads and keys: of models; with 1 split, 1 or many clusters, 1 head of K and V; odd numbers.
 SIZES = [(1, 32, 8, 1024), (1, 32, 8, 8192), (8, 32, 8, 1023), (4, 12, 12, 4096), (8, 32, 1, 8192), (3, 21, 3, 777)]
 MODEL = Shape(4, 32, 4, 128, True, "bfloat16", kv_heads=8, kv_len=3000)
 
@@ -57,7 +57,7 @@ def test_it_passes_the_gate_at_shapes_of_decoding(few, sizes, queries, axes):
     ids=str,
 )
 def test_chunks_that_do_not_fill_the_device_pass_the_gate_on_values_that_rise(few, sizes, causal):
-    """Of the latter, scores rise so far above those of the first tile that O has to be rescaled again and again."""
+    """On rising values, scores grow so far beyond those of the first tile that O must be rescaled repeatedly."""
     batch, heads, kv_heads, queries, kv_len, head_dim = sizes
     shape = Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=kv_len)
     for values in ("normal", "sd 6", "rising 24"):
@@ -84,7 +84,7 @@ def test_clusters_of_each_size_merge_their_results(few, monkeypatch, head_dim, q
 def test_what_pairs_load_together_gives_the_bits_of_what_each_loads_alone(
     few, pairs, monkeypatch, queries, axes, causal, split
 ):
-    """Of two to ten tiles of rows, and none to 24 of keys for a CTA, whatever lies behind those of a sequence."""
+    """With 2 to 10 tiles of rows, 0 to 24 tiles of keys for a CTA, and NaN beyond each sequence's length."""
     head_dim, dtype = axes
     shape = Shape(6, 32, queries, head_dim, causal, dtype, kv_heads=8, kv_len=3000)
     given, lengths = drawn(shape), [1700, 3000, 5, 0, 257, 2944]
@@ -126,7 +126,7 @@ def test_random_shapes_and_lengths_of_sequences(request, name):
 @pytest.mark.parametrize("axes", [(64, "float16"), (128, "bfloat16"), (256, "bfloat16")], ids=str)
 @pytest.mark.parametrize("page", [16, 48, 256])
 def test_pages_give_the_bits_of_what_they_hold_whatever_lies_behind(caches, page, axes, queries):
-    """Lengths of all sorts, one longer than all others together, more sequences than a warp looks at at once."""
+    """Lengths of many kinds, one longer than all others together; more sequences than a warp reads in one pass."""
     head_dim, dtype = axes
     each, lengths = 4608 // page, [0, 1, 4608, 9999, *(7 * n % 200 for n in range(31))]
     shape = Shape(len(lengths), 8, queries, head_dim, True, dtype, kv_heads=2, kv_len=each * page)
@@ -166,7 +166,7 @@ def test_many_queries_over_pages_and_pages_of_any_size_are_right(caches):
 
 
 def require_right(outputs, given, lengths, causal, words):
-    """Compare each sequence with the oracle on its keys; queries that see none have to be zero."""
+    """Compare each sequence with the oracle on its keys. Queries that see no key must give 0."""
     for sequence, (output, stated) in enumerate(zip(outputs, lengths, strict=True)):
         q, k, v = (tensor[sequence : sequence + 1] for tensor in given)
         length = min(stated, k.shape[2])
@@ -215,7 +215,7 @@ def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):
 def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(
     request, name, queries, head_dim, kv_len
 ):
-    """What is launched early must not read what is not written yet, nor may the next call write what it still reads."""
+    """A kernel that is launched early must not read unwritten inputs. The next call must not write data in use."""
     given = drawn(MODEL.resized(batch=1, seq_len=queries, kv_len=kv_len, head_dim=head_dim))
     wrong = torch.zeros((), dtype=torch.int64, device=GPU)
     other = [tensor.flip(0, 1) for tensor in given]

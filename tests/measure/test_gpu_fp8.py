@@ -1,4 +1,4 @@
-"""The rung in e4m3 on an NVIDIA GPU: its errors over the formula's, views, scales and heads: `make test OF=gpu`."""
+"""The e4m3 kernel on an NVIDIA GPU: its errors over the formula's, views, scales and heads: `make test OF=gpu`."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def bytes_of(tensor):
 
 
 def require_near(given, causal, output, of_output=None):
-    """Neither the mean nor the largest error exceeds the limit, over those of PyTorch's operations."""
+    """Fail if the mean or largest error exceeds the limit, a multiple of the error of PyTorch's operations."""
     exact = oracle.float64(*(one.dequantized() for one in given), causal)
     formula = accuracy.attention(*given, causal, None, output.dtype, out_scales=of_output)
     unit = 1 if of_output is None else of_output.unsqueeze(-1)
@@ -74,7 +74,7 @@ def test_its_errors_are_at_most_twice_the_formulas(head_dim, sizes, dtype):
 @pytest.mark.parametrize("each", [False, True], ids=["one scale", "a scale for each head"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_an_output_in_e4m3_is_the_other_one_rounded(head_dim, sizes, each):
-    """Over a scale of which its largest element is 448, or a head's."""
+    """With a scale that maps the largest element, of the tensor or of each head, to 448."""
     given, causal = of_sizes(sizes, head_dim)
     exact = oracle.float64(*(one.dequantized() for one in given), causal)
     most = exact.abs().amax((2, 3)) if each else exact.abs().amax().view(1, 1)
@@ -84,7 +84,7 @@ def test_an_output_in_e4m3_is_the_other_one_rounded(head_dim, sizes, each):
     require_near(given, causal, output, of_output)
     nearest = launch(given, causal).float() / of_output.unsqueeze(-1)
     apart = (output.float() - nearest).abs()
-    assert (apart <= nearest.abs() / 15 + 2.0**-9).all()  # half a unit, and where float16 was rounded across the middle
+    assert (apart <= nearest.abs() / 15 + 2.0**-9).all()  # half a unit, and a float16 rounding across the middle
 
 
 @pytest.mark.parametrize("scale", [1e-30, torch.finfo(torch.float32).tiny, 1e30])
@@ -121,7 +121,7 @@ def test_on_each_kind_of_values(head_dim, kind):
 
 @pytest.mark.parametrize("length", [2048, 8192])
 def test_values_with_a_mean_are_summed_as_exactly(head_dim, length):
-    """The tensor cores keep few bits of a sum: what is small beside it is cut off, always towards 0."""
+    """Tensor cores keep few bits of a sum: they truncate small terms, always towards 0."""
     q, k, v = inputs.draw(Shape(1, 2, length, head_dim), 3, GPU)
     given = quantize(q, k, v + 1)
     require_near(given, False, launch(given, False))
@@ -129,7 +129,7 @@ def test_values_with_a_mean_are_summed_as_exactly(head_dim, length):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_below_zero_have_a_largest_too(head_dim, causal):
-    """Floats are compared as integers, whose order is another one below 0."""
+    """The maximum compares floats as integers, whose order is reversed below 0."""
     q, k, v = inputs.draw(MODEL.resized(head_dim=head_dim), 5, GPU)
     given = quantize(q.abs(), -k.abs(), v)
     require_near(given, causal, launch(given, causal))
@@ -160,7 +160,7 @@ def test_it_writes_all_of_its_output_and_nothing_else(head_dim):
 
 def test_attend_takes_it(head_dim, monkeypatch):
     given = drawn(MODEL.resized(head_dim=head_dim))
-    monkeypatch.setattr(accuracy, "attention", None)  # what is called where no kernel serves
+    monkeypatch.setattr(accuracy, "attention", None)  # used when no kernel serves the call
     tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
     assert torch.equal(attnlab.attend(*tensors, True, scales=scales), launch(given))
     of_output = torch.full((1, 1, 1), 0.01, device=GPU)
@@ -181,7 +181,7 @@ def test_a_graph_reads_scales_when_it_is_replayed(head_dim):
     assert torch.equal(output, launch(given))
 
 
-# The quantising kernel
+# The quantizing kernel
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def require_same(found, right):
 
 
 def odd(tensor):
-    """The tensor with what is not finite, subnormal, or zero in some of its heads."""
+    """The tensor with non-finite numbers, subnormals, or zeros in some of its heads."""
     special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 0.0, 6e-8, -6e-8, 448.0], device=GPU)
     tensor[0, 0, :3, :8] = special.to(tensor.dtype)
     tensor[0, 1] = 0

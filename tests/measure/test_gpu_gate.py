@@ -1,4 +1,4 @@
-"""Saboteurs among kernels, and on streams: what the gate must catch on an NVIDIA GPU (`make test OF=gpu`)."""
+"""Saboteurs as kernels, and on streams: the faults that the gate must catch on an NVIDIA GPU (`make test OF=gpu`)."""
 
 import re
 from functools import partial
@@ -24,14 +24,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
 SABOTEURS = Path(__file__).parent / "saboteurs"
-# Tiles of 128 rows and 64 keys: two and four whole ones, and a rest of 44 each.
+# Tiles of 128 rows and 64 keys: 2 and 4 whole ones, and a remainder of 44 each.
 SHAPE = Shape(2, 3, 300, 64)
 ELEMENTS = SHAPE.query_elements
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """Compiles a kernel of tests/saboteurs/ anew, so that it remembers nothing of another test."""
+    """Compiles a kernel of tests/saboteurs/ again, so that it keeps no results of other tests."""
     monkeypatch.setenv("ATTNLAB_KERNELS", str(SABOTEURS))
 
     def compiled(name):
@@ -54,7 +54,7 @@ def test_the_honest_kernel_passes(kernel, seq_len, causal, dtype):
 
 
 ONE = Shape(1, 6, 300, 64)
-"""One sequence, since in between a batch is computed as a sequence alone, which may be what is remembered."""
+"""One sequence: for a batch, the gate also computes one sequence alone, and the saboteur could return that result."""
 CAUGHT = {
     "writes_nothing": (ONE, f": {ELEMENTS} of {ELEMENTS} elements not written; "),
     "writes_half": (ONE, f": {ELEMENTS // 2} of {ELEMENTS} elements not written; "),
@@ -66,7 +66,7 @@ CAUGHT = {
     "writes_past": (ONE, f": wrote outside its output: {84 * 64 * 2} bytes after it"),
     "changes_inputs": (ONE, ": changed its inputs: Q"),
     "ignores_mask": (SHAPE.resized(causal=True), ": error against float64: "),
-    # Right in the heads that a seed would choose.
+    # Right in the heads that a fixed seed would choose.
     "sampled_heads": (Shape(8, 8, 1024, 64), ", large logits: "),
 }
 
@@ -95,7 +95,7 @@ def test_who_does_not_wait_for_other_warps_is_caught_every_time(kernel):
         assert subject.reason.startswith("before timing, call: "), subject.reason
 
 
-# Remembering
+# Results kept from earlier calls
 
 TIMINGS = [Timing(**timing) for timing in EVERY_TIMING]
 BACKENDS = [f"sdpa.{name}" for name in ("auto", "flash", "cudnn", "efficient", "math")]
@@ -112,7 +112,7 @@ def test_who_remembers_takes_as_long_as_who_does_not(kernel, name, timing):
         subject, samples = timed(kernel(each), shape, timing, "cuda", samples=40)
         assert subject.alive, subject.reason
         medians.append(float(np.median([sample["latency_us"] for sample in samples])))
-    # Remembered, the result would be there ten times as soon.
+    # A kept result would take a tenth of the time.
     assert medians[1] > 0.7 * medians[0]
 
 
@@ -143,7 +143,7 @@ def test_outputs_of_every_backend_agree_with_the_reference(name, timing):
 
 
 def on_another(honest, ahead=False, behind=False, after_cycles=0):
-    """The honest kernel on a stream of its own, which waits for the calling stream, is waited for by it, or neither."""
+    """The honest kernel on a separate stream. This and the calling stream wait for each other, or one, or neither."""
     other = torch.cuda.Stream()
 
     def call(q, k, v, causal):
@@ -164,7 +164,7 @@ def on_another(honest, ahead=False, behind=False, after_cycles=0):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        # It may read what the calling stream has not written yet: then it is caught by its output.
+        # It may read inputs before the calling stream writes them: then its output is wrong.
         ({}, "the stream that calle|are not finite"),
         ({"ahead": True}, "stream"),
         ({"ahead": True, "after_cycles": 10_000_000}, "it works on another stream"),
@@ -220,7 +220,7 @@ def test_inputs_arrive_after_the_call_was_made():
 
 
 def escaping(honest, captures):
-    """The honest kernel, which from some capture on copies what it had computed, on a stream that is not captured."""
+    """The honest kernel; after some captures it copies an earlier result, on a stream that is not captured."""
     other, left, computed = torch.cuda.Stream(), [captures], []
 
     def call(q, k, v, causal):
@@ -282,7 +282,7 @@ def test_who_sets_part_of_the_l2_aside_is_not_timed(kernel):
     assert driver.cuCtxGetLimit(limit) == before
 
 
-# What the gate leans on
+# The gate's assumptions
 
 
 @pytest.mark.alone
@@ -294,7 +294,7 @@ def test_a_poisoned_card_holds_its_word_in_shared_memory():
         for (int i = threadIdx.x; i < 4096; i += 128) found[blockIdx.x * 4096 + i] = shared[i];
     }"""
     look = cupy.RawModule(code=source).get_function("look")
-    # The same split between shared memory and L1 as the poison's: a changed one moves what is held.
+    # The poison's split between shared memory and L1: another split would move the content.
     look.max_dynamic_shared_size_bytes = size = poison._shared_bytes(GPU)
     for word in poison.WORDS:
         found = cupy.zeros(132 * 4096, dtype=cupy.uint32)

@@ -80,7 +80,7 @@ def _refused(implementation, shape, kind, seed):
 @pytest.mark.parametrize(("causal", "seq_len"), [(True, 300), (False, 640)])
 @pytest.mark.parametrize(("one", "head_dim"), STRIDED, ids=lambda part: getattr(part, "name", part))
 def test_every_tile_repeats_itself_while_copies_keep_the_memory_busy(one, head_dim, causal, seq_len):
-    # At these lengths, consumers of a pipeline have less to do than others and skip tiles, which then come late.
+    # At these lengths, some consumers of a pipeline have less work and skip tiles, which then arrive late.
     shape = Shape(32, 8, seq_len, head_dim, causal, "float16")
     served(rungs.of(one), shape)
     tensors, wrong = drawn(shape), torch.zeros((), dtype=torch.int64, device=GPU)
@@ -120,7 +120,7 @@ def test_every_rung_runs_on_torchs_current_stream(name):
     torch.cuda.synchronize()
     other = torch.cuda.Stream()
     with torch.cuda.stream(other):
-        torch.cuda._sleep(100_000_000)  # who doesn't wait for this reads zeros
+        torch.cuda._sleep(100_000_000)  # without waiting for this, a call reads zeros
         for old, new in zip(late, tensors, strict=True):
             old.copy_(new)
         output = call(*late, False)
@@ -144,7 +144,7 @@ def test_what_a_rung_needs_is_what_the_device_says(name):
     items = math.ceil(512 / tile.rows) * 256
     at_once = needs["ctas_per_sm"] * described["multiprocessors"]
     work = min(items, at_once) if one.persistent else items
-    if not one.by_lengths:  # the device knows how many
+    if not one.by_lengths:  # otherwise only the device knows the number
         assert needs["ctas"] % work == 0 if one.splits_keys else needs["ctas"] == work
 
 
@@ -200,7 +200,7 @@ def test_more_shared_memory_than_there_is(folder):
 @pytest.mark.parametrize("encode", [maps.contiguous, maps.strided], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_tensor_map_shows_a_kernel_its_tensor(dtype, encode):
-    """Load a box by TMA, undo the swizzle, and compare; past the end of a head there are zeros."""
+    """Load a box by TMA, undo the swizzle, and compare; beyond the end of a head there are zeros."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("TMA needs compute capability 9.0")
     source = r"""
@@ -276,7 +276,7 @@ def test_a_run_records_resources_and_what_failed(folder, data, one_thread, monke
     assert all("plain" in name for name in names)
 
 
-# Several tiles for one head_dim, and the best
+# Several tiles for one head_dim, and kernel.best
 
 
 TWO = SOURCE.replace("template <typename T, int D, bool CAUSAL>", "template <typename T, int D, bool CAUSAL, int N>")
@@ -288,12 +288,12 @@ SHORT, LONG = (
 
 @pytest.fixture
 def two(folder):
-    """A ladder of one rung with two tiles for one head_dim."""
+    """A ladder of one kernel with 2 tiles for one head_dim."""
     return ladders.write(folder, rung(SHORT, LONG), source=TWO)
 
 
 def ran(implementation, shape) -> str:
-    """The instance that runs at a shape, after its output has passed the gate."""
+    """The instance that runs at a shape; its output must pass the gate."""
     tensors = drawn(shape)
     require_passed(implementation.call, tensors, shape.causal)
     return implementation.resources(*tensors, shape.causal)["function"]

@@ -1,4 +1,4 @@
-"""The panel on a GPU: that CUPTI bears our clock out, that cold is cold and warm is warm, and that a load loads."""
+"""The panel on a GPU: CUPTI agrees with our clock, cold and warm caches are cold and warm, and a load is a load."""
 
 import numpy as np
 import pytest

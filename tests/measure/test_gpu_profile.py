@@ -1,4 +1,4 @@
-"""Counters of an NVIDIA GPU, by the Nsight Compute that is there: `make test OF=gpu`."""
+"""Counters of an NVIDIA GPU, by the installed Nsight Compute: `make test OF=gpu`."""
 
 import os
 import shutil
@@ -65,7 +65,7 @@ def test_the_counters_agree_with_the_arithmetic(name):
 
 def test_only_what_uses_tensor_cores_has_them_busy():
     assert shares("sdpa.flash")["tensor_cores_pct"] > 10
-    # The compiler loads constants by an instruction of the tensor cores' pipe: that is no work of theirs.
+    # The compiler loads constants with an instruction of the tensor cores' pipe, which doesn't count as their work.
     assert shares("kernel.tiled")["tensor_cores_pct"] == 0
 
 

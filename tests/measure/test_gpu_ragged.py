@@ -1,4 +1,4 @@
-"""Sequences of unlike lengths on an NVIDIA GPU: `make test OF=gpu`. Other GPU tests have equal ones."""
+"""Unequal sequence lengths on an NVIDIA GPU: `make test OF=gpu`. Other GPU tests have equal lengths."""
 
 import random
 from itertools import accumulate, pairwise
@@ -38,7 +38,7 @@ def ends_of(lengths):
 
 
 def packed(lengths, heads, head_dim, dtype, seed=0):
-    """Q, K and V of packed sequences, every fifth of which is NaN, and more NaN behind the last."""
+    """Q, K and V of packed sequences; every fifth sequence, and the memory after the last, is NaN."""
     generator = torch.Generator(GPU).manual_seed(seed)
     tensors = []
     for own, count in zip((lengths[0], lengths[1], lengths[1]), heads, strict=True):
@@ -52,7 +52,7 @@ def packed(lengths, heads, head_dim, dtype, seed=0):
 
 
 def require_right(output, parts, causal, words):
-    """Hold O of one sequence ``(tokens, heads, head_dim)`` to the gate; queries that see no key to 0."""
+    """Compare O of a sequence ``(tokens, heads, head_dim)`` with the gate's limits; queries that see no key give 0."""
     q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in parts)
     blind = max(0, len(output) - k.shape[2]) if causal or not k.shape[2] else 0
     assert not output[:blind].any(), words
@@ -124,7 +124,7 @@ def test_each_sequence_passes_the_gate_on_all_distributions(kind):
 
 @pytest.fixture
 def reached(monkeypatch):
-    """Whether the kernel served each call that was made for it."""
+    """For each call of the varlen kernel, whether it served the call."""
     calls, inner = [], ragged.by_kernel
 
     def by_kernel(*given):

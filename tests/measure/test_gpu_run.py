@@ -1,4 +1,4 @@
-"""A whole run on an NVIDIA GPU, and what it keeps: `make test OF=gpu`."""
+"""A whole run on an NVIDIA GPU, and its records: `make test OF=gpu`."""
 
 import os
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def recorded_on_gpu(tmp_path_factory):
-    """A run of three implementations at two shapes under every timing, in two fresh processes."""
+    """A run of 3 implementations at 2 shapes with every timing, in 2 fresh processes."""
     target = {"batch": 1, "heads": 2, "seq_len": 128, "head_dim": 64, "dtype": "float16"}
     study = tiny_study(
         device="cuda",
@@ -34,9 +34,9 @@ def test_a_run_on_the_gpu_is_complete(recorded_on_gpu):
     run = recorded_on_gpu
     assert run.complete
     assert run.cases["reason"].unique().tolist() == [""]
-    assert run.cases["status"].tolist() == 4 * 2 * 2 * ["measured"]  # three implementations and the control
+    assert run.cases["status"].tolist() == 4 * 2 * 2 * ["measured"]  # 3 implementations and the control
     study = studies.recorded(run.manifest)
-    # Of implementations, shapes, rounds of all timings, and replicates, each of which is a process.
+    # Implementations, shapes, rounds of all timings, and replicates; each replicate is a process.
     assert len(run.samples) == 4 * 2 * sum(map(study.rounds, study.timings)) * 2
     assert set(run.processes["process"]) == set(run.samples["process"])
     assert run.samples.groupby("process")["replicate"].unique().map(list).sort_values().tolist() == [[0], [1]]
@@ -71,7 +71,7 @@ def test_both_routes_were_checked(recorded_on_gpu):
     assert checks["passed"].all()
     graphs = checks[checks["route"] != "call"]
     assert graphs["route"].str.fullmatch(r"graph of \d+").all()
-    # Before, the call on inputs of three kinds and a graph of it; afterwards the call, and the graphs that were timed.
+    # Before: the call on 3 input distributions, and a graph of it. After: the call, and the timed graphs.
     routes = checks.groupby(["moment", "inputs"])["route"].agg(lambda column: len(column))
     cases = 4 * 2 * 2
     assert routes.to_dict() == {

@@ -31,7 +31,7 @@ INSTANCES = [
 
 @pytest.fixture(params=INSTANCES)
 def instance(request):
-    """A kernel of one tile, which this device serves."""
+    """A kernel with one tile, which this device serves."""
     rung, tile = request.param
     kernel = rungs.kernel(rung, tile)
     if rung.architecture(torch.cuda.get_device_capability()) is None:
@@ -40,7 +40,7 @@ def instance(request):
 
 
 def shapes_for(rung: ladder.Rung, tile: ladder.Tile) -> list[Shape]:
-    """Shapes with other heads, keys, layouts and scales than plain self-attention has, that a tile serves."""
+    """Shapes that a tile serves, with other heads, keys, layouts and scales than plain self-attention."""
     length = max(tile.shortest, min(tile.longest or 300, 300, rung.most_queries or 300))
     plain = Shape(2, 6, length, tile.head_dim)
     found = [
@@ -83,13 +83,13 @@ def test_strides_and_shapes_drawn_at_random(instance):
         except Unsupported:
             if not kernel.rung.ragged:
                 raise
-            continue  # sequences that aren't whole rows apart
+            continue  # strides between sequences that are no multiple of a row
         check = Gate((q, k, v), causal, scale=scale).check(output)
         assert check.passed, f"{tuple(q.shape)}, {tuple(k.shape)}, {q.stride()}, {k.stride()}, {causal}, {check.reason}"
 
 
 def drawn_view(chance: random.Random, batch: int, heads: int, length: int, head_dim: int) -> torch.Tensor:
-    """A view of larger memory whose dimensions lie in a random order, with room between them."""
+    """A view of larger memory, with gaps and a random order of dimensions."""
     order = chance.sample(range(3), 3)
     sizes = [(batch, heads, length)[place] for place in order]
     room = [size + chance.randint(0, 2) for size in sizes]
@@ -199,7 +199,7 @@ SIZE = 2 * 4 * 300 * 64
 @pytest.mark.parametrize("named", ["kernel.bounded", "sdpa.cudnn", "sdpa.flash", None])
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, by_table, named, requires_grad):
-    """From odd addresses and strides, cuDNN computes wrong numbers and the other backends break the process."""
+    """At odd addresses and strides, cuDNN computes wrong numbers, and the other backends crash the process."""
     by_table(*([(PLAIN, named)] if named else []))
     memory = torch.randn(SIZE + 8, device=GPU, dtype=torch.float16)
     odd, even = (memory[begin:][:SIZE].view(2, 4, 300, 64) for begin in (1, 0))
@@ -213,11 +213,11 @@ def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, by_table, named, req
 @pytest.mark.parametrize("values", ["normal", "sd 60", "stairs 12"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_v_of_any_size_is_averaged_as_well(head_dim, values, causal):
-    # In bf16 probabilities reach from 2^-60 to 2^60: products with V have to stay within a float.
+    # In bf16, probabilities range from 2^-60 to 2^60: their products with V must not overflow a float.
     q, k, v = inputs.draw(Shape(2, 6, 1000, head_dim, causal, "bfloat16", values=values), 1, GPU)
     kernel = rungs.of(ladder.rung("kernel.lazy"))
     expected = kernel(q, k, v, causal)
-    for size in (2.0**-40, 2.0**40):  # a rounding apart: what is rescaled far below a row's largest may be lost
+    for size in (2.0**-40, 2.0**40):  # 1 rounding of tolerance: terms far below a row's maximum may be lost
         torch.testing.assert_close(kernel(q, k, v * size, causal) / size, expected, atol=1e-3, rtol=2**-7)
 
 
@@ -263,7 +263,7 @@ def test_steps_of_a_model_after_a_static_cache_are_those_of_its_own_sdpa(monkeyp
 
         found[attention] = step(8)
         for tokens in (1, 8):
-            step(tokens), step(tokens)  # work of first calls can't be captured
+            step(tokens), step(tokens)  # first calls do work that can't be captured
             graph = torch.cuda.CUDAGraph()
             with devices.no_garbage_collected(), torch.cuda.graph(graph):
                 logits = step(tokens)

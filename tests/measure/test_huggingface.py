@@ -1,4 +1,4 @@
-"""`attend` in models of transformers: they compute what they do with their own SDPA."""
+"""`attend` in models of transformers: the results equal those with their SDPA."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ FAMILIES = {
 
 @pytest.fixture(params=FAMILIES)
 def made(request, monkeypatch):
-    """A tiny model that may compute attention by `attend`, and how often it called that."""
+    """A tiny model that can compute attention by `attend`, and the list of its calls."""
     calls, inner = [], huggingface.attend
     monkeypatch.setattr(
         huggingface, "attend", lambda *args, **named: calls.append((*args, named["kv_lens"])) or inner(*args, **named)
@@ -58,7 +58,7 @@ def test_tokens_after_a_prompt_are_those_of_transformers_own_sdpa(made):
 
 
 def after_a_cache(made, cache):
-    """Logits of three tokens, and then of one more, after a prompt in a cache."""
+    """Logits of 3 tokens, and then of 1 more, after a prompt in a cache."""
     made(tokens(), past_key_values=cache)
     return torch.cat([made(tokens(length=length), past_key_values=cache).logits for length in (3, 1)], 1)
 
@@ -154,7 +154,7 @@ PADDED = {
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """Where sequences ended, of Q and of K, and whether they were causal; the kernel is SDPA of each."""
+    """The calls: sequence ends of Q and of K, and whether causal. SDPA of each sequence replaces the kernel."""
     calls = []
 
     def by_kernel(q, k, v, ends, key_ends, causal, scale):
@@ -187,7 +187,7 @@ def test_padded_prompts_reach_the_kernel_by_their_lengths(made, kernel, side):
         )
     if side == "left":
         assert torch.equal(*tokens_of)
-        assert len(kernel) == 4  # those after the prompt are transformers'
+        assert len(kernel) == 4  # transformers computes those after the prompt
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -196,7 +196,7 @@ def test_masks_are_those_of_transformers_in_encoders_cross_attention_and_windows
     network = OTHERS[name]().eval().requires_grad_(False)
     mask, given = torch.tensor(PADDED[side]), {"input_ids": tokens(3)}
     if name == "encoder and decoder":
-        given["decoder_input_ids"] = tokens(3).flip(1)  # as many queries as there are keys of others
+        given["decoder_input_ids"] = tokens(3).flip(1)  # cross-attention with as many queries as keys
     theirs, ours = by_both(network, lambda net: net(**given, attention_mask=mask).last_hidden_state)
     where = slice(None) if name == "encoder and decoder" else mask.bool()
     torch.testing.assert_close(ours[where], theirs[where])
@@ -209,7 +209,7 @@ LENGTHS = [3, 1, 8]
 @pytest.mark.parametrize("made", ["llama"], indirect=True)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_packed_sequences_reach_the_kernel(made, kernel, batch):
-    """By positions that begin again, and by their ends without such positions."""
+    """By positions that begin again, and by sequence ends without such positions."""
     network, calls = made
     places, ends = torch.cat([torch.arange(length) for length in LENGTHS])[None], torch.tensor([0, 3, 4, 12])
     given = {"input_ids": tokens(batch), "use_cache": False}

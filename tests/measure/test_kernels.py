@@ -1,4 +1,4 @@
-"""Kernels without a GPU: what NVRTC makes of them, how many fit a multiprocessor, what they refuse to serve."""
+"""Kernels without a GPU: NVRTC's code, CTAs per multiprocessor, and unsupported shapes."""
 
 import shutil
 import sys
@@ -40,18 +40,18 @@ from attnlab.study.tuning import TileChoice
 
 @pytest.fixture
 def compiler():
-    """Skips where the extra `kernels` is not installed, and only there."""
+    """Skips if the extra `kernels` is not installed."""
     pytest.importorskip("cuda.bindings.nvrtc")
 
 
 @pytest.fixture
 def command(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
-    """The command in this process: what it returns and prints, and its errors."""
+    """The command in this process: its exit status, its output, and its errors."""
     monkeypatch.setattr(check, "ProcessPoolExecutor", ThreadPoolExecutor)
     return lambda *options: (__main__.main(["kernels", *options]), *capsys.readouterr())
 
 
-# Compiled
+# Compilation
 
 
 BODY = SOURCE[SOURCE.index("    const int tiles") : SOURCE.rindex("}")]
@@ -106,7 +106,7 @@ def test_the_shared_memory_of_a_tile_is_what_the_kernel_declares(name, copied):
     assert not nvrtc.build(one, one.architectures[-1], []).error
 
 
-SHARED_BYTES = {  # of sources without a structure for them, by head_dim and template
+SHARED_BYTES = {  # for sources without a structure of shared memory, by head_dim and template
     "mma": lambda d: 2 * (3 * 64 * d + 64 * 64),
     "swizzled": lambda d: 2 * 2 * 64 * d,
     "pipelined": lambda d, warps, mtiles, keys, ctas: 2 * d * (16 * mtiles * warps + 4 * keys),
@@ -208,7 +208,7 @@ def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command):
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        ("64, 10, 5, 0, 5", "more registers than the CTA has"),  # five consumers
+        ("64, 10, 5, 0, 5", "more registers than the CTA has"),  # 5 consumers
         ("64, 10, 4, 1, 8", "consumers that take turns need one job each of every pass"),
     ],
 )
@@ -224,7 +224,7 @@ def test_without_nvrtc_it_says_what_brings_it(folder, monkeypatch):
         nvrtc.build(one, "sm_80", ["plain"])
 
 
-# What ptxas says
+# The messages of ptxas
 
 LOG = """\
 ptxas info    : 4 bytes gmem, 8 bytes cmem[4]
@@ -263,15 +263,15 @@ def test_a_warning_is_wrong(folder):
     assert check.wrong(one, "sm_90a", Build({"plain": Instance(40, 0, 0)})) == []
 
 
-# Onto a multiprocessor
+# Occupancy
 
 
 @pytest.mark.parametrize(
     ("number", "threads", "registers", "shared_bytes", "ctas"),
     [
-        # 100 registers take 13 granules a warp: 3328, of which 4 fit a quarter (13312).
+        # 100 registers take 13 granules a warp, 3328 registers: 4 warps fit a quarter (13312).
         ("80", 128, 100, 0, 4),
-        # 168 x 32 = 5376: 3 warps a quarter, 12 in all, one CTA of 12 warps.
+        # 168 x 32 = 5376: 3 warps fit a quarter, 12 in all: one CTA of 12 warps.
         ("90", 384, 168, 200_000, 1),
         # By shared memory: 164 KiB over 49152 + 1024 bytes.
         ("80", 128, 32, 49152, 3),
@@ -280,7 +280,7 @@ def test_a_warning_is_wrong(folder):
         # By warps: 64; by CTAs: 32.
         ("90", 1024, 32, 0, 2),
         ("90", 32, 16, 0, 32),
-        # Half a warp is a warp.
+        # Half a warp counts as a warp.
         ("80", 33, 255, 0, 4),
     ],
 )
@@ -288,11 +288,11 @@ def test_ctas_on_one_multiprocessor(number, threads, registers, shared_bytes, ct
     assert occupancy.ctas_per_sm(occupancy.LIMITS[number], threads, registers, shared_bytes) == ctas
 
 
-# Called, as far as that goes without a GPU
+# Calls, as far as they need no GPU
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
+    """A tensor that reports a GPU."""
 
     @property
     def device(self):
@@ -352,7 +352,7 @@ def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, entry
     assert said.startswith(f"plain {reason}")
 
 
-# The best, as far as that goes without a GPU
+# kernel.best, as far as it needs no GPU
 
 
 choice = partial(ladders.choice, heads=6, seq_len=8, latency_us=1.0)
@@ -449,7 +449,7 @@ def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machin
 
 
 class Clock:
-    """A clock on which calls take what they say, and the next reading a nanosecond more than the one before."""
+    """A clock that calls advance by their stated latency, and that each reading advances by 1 ns more than the last."""
 
     ns, steps = 0, count(1000)
 
@@ -461,7 +461,7 @@ class Clock:
 
 @pytest.fixture
 def measured(folder, begin, one_thread, unlocked, monkeypatch):
-    """Records a study in which kernel.plain is a function of this process, by `Clock`."""
+    """Records a study in which a function of this process replaces kernel.plain, with `Clock` as its clock."""
     monkeypatch.setattr(originals, "perf_counter_ns", Clock.now)
 
     def measure(call, resources=None, **changes) -> schema.Run:
@@ -485,7 +485,7 @@ def test_what_a_kernel_needs_is_recorded_and_a_call_that_was_held_up_once_is_tim
 
     def hiccups(q, k, v, causal):
         calls.append(1)
-        if len(calls) == 2:  # after the one that may compile
+        if len(calls) == 2:  # the first call may compile
             Clock.ns += 200_000_000
         return sdpa(q, k, v, causal)
 
@@ -512,7 +512,7 @@ def test_a_call_that_takes_too_long_is_neither_checked_nor_timed(measured):
     assert "kernel.plain" not in {*run.checks["implementation"], *run.samples["implementation"]}
 
 
-# Stale
+# Outdated results
 
 
 def test_evidence_is_stale_once_the_kernel_changed(folder, data):
@@ -531,7 +531,7 @@ def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(fold
         study = {"study": {"implementations": ["sdpa.auto", "kernel.best"]}}
         return changed_since.stale(SimpleNamespace(manifest=manifest | study, resources=resources))
 
-    shapes = Shape(2, 3, 200, 64), Shape(2, 3, 300, 64, values="rising 24")  # choices don't go by values
+    shapes = Shape(2, 3, 200, 64), Shape(2, 3, 300, 64, values="rising 24")  # choices don't depend on values
     (one,) = ladder.load()
     what = {"implementation": "kernel.best", "function": one.expression("float16", one.tiles[0], False)}
     rows = pd.DataFrame([{axis: getattr(shape, axis) for axis in Shape.AXES} | what for shape in shapes])
@@ -543,5 +543,5 @@ def test_best_changed_at_the_shapes_at_which_it_would_launch_something_else(fold
     assert stale(manifest, rows) == {"kernel.best": {shapes[1]}}
     same = manifest | {"kernels": tuning.hashes(["kernel.best"], "NVIDIA H200")}
     assert same["kernels"].keys() == {"kernel.best", "kernel.plain"}
-    assert stale(same, rows) == {"kernel.best": {shapes[1]}}  # another rule chose
+    assert stale(same, rows) == {"kernel.best": {shapes[1]}}  # another rule chose the kernel
     assert stale(manifest | {"kernels": {"kernel.best": "1"}}, rows) == {"kernel.best": None}

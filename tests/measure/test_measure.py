@@ -1,4 +1,4 @@
-"""The measuring half on the CPU: locked, right before fast, and honest about what it can't do."""
+"""The measuring half on the CPU: locked settings, checks before timing, and clear errors."""
 
 import hashlib
 import math
@@ -44,7 +44,7 @@ LOCKED = {name: wanted for name, (_, wanted) in environment.SETTINGS.items()}
 
 MEDDLED = [
     (partial(torch.set_float32_matmul_precision, "medium"), "float32_matmul_precision", "medium"),
-    # torch tells of this flag through the precision too, which is asserted first.
+    # torch also reports this flag through the precision, which is asserted first.
     (partial(setattr, torch.backends.cuda.matmul, "allow_tf32", True), "float32_matmul_precision", "high"),
     (partial(setattr, torch.backends.cudnn, "allow_tf32", True), "tf32_cudnn", True),
     (partial(setattr, torch.backends.cudnn, "benchmark", True), "cudnn_benchmark", True),
@@ -118,7 +118,7 @@ def session_of(replicate, study=None):
     return Session(Job("run", study or tiny_study(), "cpu", replicate, (), ""), CPU, Telemetry(CPU), 0.0)
 
 
-# What computes attention
+# Implementations of attention
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -140,7 +140,7 @@ def raising(error):
         (lambda: torch.empty(10**13), OutOfMemory, r".*DefaultCPUAllocator.*"),
         (lambda: raising(torch.OutOfMemoryError("no memory.\nTried")), OutOfMemory, r"no memory\. Tried"),
         (lambda: raising(RuntimeError("no such\n  thing")), Unsupported, "no such thing"),
-        # As SDPA of nested tensors does where the build of torch has CUDA, and the machine hasn't.
+        # SDPA of nested tensors raises this with a CUDA build of torch on a machine without CUDA.
         (lambda: raising(torch.AcceleratorError("no driver\nCompile with more options")), Unsupported, "no driver"),
         (lambda: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
@@ -190,7 +190,7 @@ def test_twice_the_frameworks_own_error_is_allowed():
 
 
 def test_memory_is_poisoned_inside_and_only_there(locked):
-    # Large enough: fresh memory of the system is zero without anyone's help.
+    # Large enough: fresh memory from the system is zero anyway.
     with outputs.guarded(outputs.POISONS[0]):
         assert torch.isnan(torch.empty(2**20)).all()
     assert torch.utils.deterministic.fill_uninitialized_memory is False
@@ -200,7 +200,7 @@ def test_memory_is_poisoned_inside_and_only_there(locked):
 
 
 class HonestFor:
-    """Is right for so many calls, and then returns what `then` makes of its output."""
+    """Right for this many calls; then it returns `then` of its output."""
 
     def __init__(self, calls, then):
         self.left, self.then = calls, then
@@ -218,7 +218,7 @@ ODD = {
         "before timing, call: error against float64: max .*",
         {"before": False},
     ),
-    "late": (  # for the first two calls and as many as the gate makes before timing
+    "late": (  # right for 8 calls: the first 2, and those of the gate before timing
         HonestFor(8, lambda output: output + 1e-2),
         schema.FAILED,
         "while timed, eager warm, round 0: error against sdpa.flash on the same.*",
@@ -239,7 +239,7 @@ ONE_LENGTH = {"target": SHAPE, "sweeps": {"seq_len": SHAPE}, "replicates": 1}
 
 @pytest.fixture(scope="module")
 def mixed(machine, tmp_path_factory):
-    """A run of whoever is right, absent, wrong at once or while it is timed, or asks for too much memory. Read-only."""
+    """A run with implementations that are right, absent, wrong at once or while timed, or out of memory. Read-only."""
     names = [*tiny_study().implementations, "sdpa.cudnn", "sdpa.efficient", *map("kernel.{}".format, ODD)]
     known = {*implementations.known(), *names}
     with pytest.MonkeyPatch.context() as patch, torch_as_it_was():
@@ -247,7 +247,7 @@ def mixed(machine, tmp_path_factory):
         patch.setattr(implementations, "known", lambda named=None: known)
         for name, (call, *_) in ODD.items():
             patch.setitem(registry._KNOWN, f"kernel.{name}", Implementation(f"kernel.{name}", call))
-        # With nothing too long, one call tells: "late" counts its calls.
+        # If no call is too long, there is a single call before: "late" counts calls.
         study = tiny_study(implementations=names, samples=12, warmup_calls=45, longest_call_ms=1e9, **ONE_LENGTH)
         write.create("mixed", machine | {"study": study.model_dump(mode="json"), "missing_clocks": []})
         return read.load(record.record("mixed", study, "cpu", ThreadPoolExecutor(1)))
@@ -267,7 +267,7 @@ def test_what_the_cpu_does_not_have_is_skipped_with_a_reason_and_the_rest_measur
     cases = mixed.cases.set_index("implementation")
     for name in ("sdpa.cudnn", "sdpa.efficient"):
         assert cases.at[name, "status"] == "skipped"
-        # torch's own words, which differ between its versions
+        # torch's own message, which depends on the version
         assert re.match(r"No (viable backend|available kernel)\b", cases.at[name, "reason"])
         assert "\n" not in cases.at[name, "reason"]
     right = tiny_study().subjects
@@ -312,7 +312,7 @@ def test_a_run_in_which_nothing_could_be_measured_is_still_a_run(begin, one_thre
 def test_a_sample_on_the_cpu_is_one_call_with_its_backend_selected():
     seen = []
     case = Case(lambda: seen.append(torch.backends.cuda.math_sdp_enabled()), REGISTRY["sdpa.flash"].selected)
-    # Warm is preceded by the same work, cold by something else.
+    # A warm call follows the same work, a cold one follows other work.
     for cache, calls in {"warm": 2, "cold": 1}.items():
         taken = cuda_events.sampler(CPU, Timing(clock="eager", cache=cache))(case)
         assert (taken.launches, seen) == (1, [False] * calls)
@@ -339,7 +339,7 @@ def test_latency_is_in_microseconds_of_the_clock(monkeypatch):
     assert cuda_events.roughly_us(Case(lambda: None, REGISTRY["sdpa.auto"].selected), CPU, calls=10) == 4.0
 
 
-# What a call did
+# Observations of a call
 
 
 def test_peak_memory_is_that_held_at_once_and_not_the_sum():
@@ -388,7 +388,7 @@ def test_the_wgmma_kernel_compiles_for_a_multiprocessor_of_hopper(monkeypatch):
     rung = ladder.Rung.model_validate(ladders.rung(source="wgmma.cu", function=names[0], architectures=["sm_90a"]))
     build = nvrtc.build(rung, "sm_90a", names)
     assert set(build.instances) == set(names)
-    assert check.wrong(rung, "sm_90a", build) == []  # neither spills nor a wgmma that ptxas serialised
+    assert check.wrong(rung, "sm_90a", build) == []  # no spills, and no wgmma that ptxas serialized
     shared_bytes = (wgmma.ROWS + wgmma.COLUMNS) * wgmma.ROW_BYTES
     for needs in build.instances.values():
         assert occupancy.ctas_per_sm(occupancy.LIMITS["90"], wgmma.THREADS, needs.registers, shared_bytes) == 1
@@ -423,7 +423,7 @@ def test_throttling_is_told_from_idling():
         assert Reading(throttle_reasons=reasons).throttled is throttled
 
 
-ANSWERS = {  # but for its temperature and MIG
+ANSWERS = {  # without temperature and MIG
     "nvmlInit": None,
     "nvmlDeviceGetHandleByUUID": "card",
     "nvmlSystemGetDriverVersion": "580.65",
@@ -439,7 +439,7 @@ ANSWERS = {  # but for its temperature and MIG
 
 
 class Nvml:
-    """A card that answers so many questions, as far as it has answers."""
+    """A card that gives `answers` to a limited number of questions."""
 
     NVMLError = type("NVMLError", (Exception,), {})
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -458,7 +458,7 @@ class Nvml:
 
 
 class H200:
-    """The properties of a card: each is a number but for its name and its UUID."""
+    """The properties of a card: each is a number, except its name and its UUID."""
 
     name = "NVIDIA H200"
 
@@ -471,7 +471,7 @@ class H200:
 
 @pytest.fixture
 def insert(monkeypatch):
-    """Puts an NVIDIA H200 with this UUID into the machine."""
+    """A function that installs an NVIDIA H200 with this UUID in the machine."""
 
     def insert(uuid: str) -> torch.device:
         monkeypatch.setattr(telemetry, "pynvml", Nvml())

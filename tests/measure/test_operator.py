@@ -1,4 +1,4 @@
-"""The operator attnlab::attention without a GPU. With one: test_gpu_views.py."""
+"""The operator attnlab::attention without a GPU. With a GPU: test_gpu_views.py."""
 
 from functools import partial
 
@@ -26,9 +26,9 @@ SHAPES = [
 
 @pytest.fixture(autouse=True)
 def registered():
-    """The operator, which comes with `attnlab.attend`."""
+    """The operator, which `attnlab.attend` registers."""
     assert attnlab.attend
-    torch._dynamo.reset()  # what other tests compiled counts towards its limit
+    torch._dynamo.reset()  # compilations of other tests count towards its limit
 
 
 def drawn(shape, requires_grad=False):
@@ -62,7 +62,7 @@ def test_flops_are_counted_as_those_of_sdpa(monkeypatch, shape, lengths):
 
 
 def math_alone(q, k, v):
-    """SDPA by the backend of which PyTorch counts FLOPs on a CPU."""
+    """SDPA by the math backend, whose FLOPs PyTorch counts on a CPU."""
     with sdpa_kernel(SDPBackend.MATH):
         return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 

@@ -1,4 +1,4 @@
-"""Saboteurs in Python, in the process that times them: the clock, and outputs that are not computed yet."""
+"""Saboteurs in Python in the timing process: they replace the clock, or return outputs that are not computed yet."""
 
 import time
 from functools import partial
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.usefixtures("locked")
 SHAPE = Shape(2, 3, 65, 64, dtype="float32")
 WARM = Timing(clock="eager", cache="warm")
 GATED = 40
-"""More calls than precede the rounds."""
+"""More calls than there are before the rounds."""
 
 
 class Turns:
-    """Computes honestly for so many calls, and then as its subclass does."""
+    """Computes honestly for a number of calls, and then as its subclass does."""
 
     def __init__(self, honest=0):
         self.honest = honest
@@ -39,7 +39,7 @@ class SlowsTheClock(Turns):
 
 
 class Later(torch.Tensor):
-    """A tensor that is computed when it is looked at."""
+    """A tensor that is computed when its content is read."""
 
     compute = None
 
@@ -124,6 +124,6 @@ def test_what_comes_of_a_replaced_clock_is_told_as_that():
 def test_the_plain_is_no_disguise():
     plain = torch.zeros(2)
     assert outputs.disguised(plain, plain.device) == ""
-    assert outputs.disguised(torch.zeros(2, device="cpu:0"), torch.device("cpu")) == ""  # on any card
+    assert outputs.disguised(torch.zeros(2, device="cpu:0"), torch.device("cpu")) == ""  # with any index of the device
     assert outputs.disguised(torch._to_functional_tensor(plain), plain.device)
     assert outputs.disguised(torch.zeros(2, device="meta"), plain.device)

@@ -1,4 +1,4 @@
-"""Functions of a user's own: how they are called, what is said of those that can't be, and runs that hold them."""
+"""Functions of a user: their calls, the errors for functions that can't be called, and runs with them."""
 
 import importlib
 import importlib.util
@@ -39,7 +39,7 @@ LONE = {"batch": 1, "heads": 2, "seq_len": 16, "head_dim": 32, "dtype": "float32
 pytestmark = pytest.mark.usefixtures("locked")
 
 
-# How it is called
+# Calls
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_example_of_the_page_passes_the_gate(write_module, tmp_path):
 
 
 def test_it_is_called_by_its_place_and_with_a_scale_by_name(write_module):
-    write_module("import operator\nattention = operator.itemgetter")  # which states no signature
+    write_module("import operator\nattention = operator.itemgetter")  # which has no signature
     assert registry.find(OWN).name == OWN
     write_module("seen = []\ndef attention(*given, scale):\n seen.append((len(given), scale))\n return given[0] + 1")
     for scale in (0.0, 0.3):
@@ -84,7 +84,7 @@ def test_its_gradients_are_those_that_torch_finds(write_module):
     assert gated(registry.find(OWN), training)[0].reason == "computes no gradients"
 
 
-# What can't be called
+# Functions that can't be called
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_cannot_be_called_is_said_in_a_line(write_module, text, said):
     assert found.endswith(said)
 
 
-# What goes wrong at a shape
+# Errors at a shape
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_module_next_to_a_study_is_for_those_next_to_it_alone(write_study, wri
 
 @torch._dynamo.config.patch(recompile_limit=1)
 def test_a_compiled_function_is_compiled_at_every_shape(begin, one_thread, write_module, unlocked):
-    # Uncompiled, it raises an error.
+    # Without compilation, it raises an error.
     compiled = "if not torch.compiler.is_compiling(): raise TypeError('not compiled')\n "
     plain = "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)\n"
     write_module(f"{HEAD}{compiled}{plain}attention = torch.compile(attention, backend='eager', dynamic=False)\n")
@@ -216,9 +216,9 @@ def test_a_compiled_function_is_compiled_at_every_shape(begin, one_thread, write
 
 @pytest.fixture
 def study(write_study, write_module, tmp_path) -> Iterator[studies.Study]:
-    """A study of functions next to it: one is right, one wrong, and one serves nothing.
+    """A study of functions in the same folder: one is right, one wrong, and one serves no shape.
 
-    There is another that ends its process. Importing them changes settings, and imports a module that lies there too.
+    A further one ends its process. Their import changes settings, and imports another module of the folder.
     """
     bodies = {"wrong": "return 1.01 * attention(q, k, v, causal, scale)", "ending": "os._exit(3)"}
     bodies["refusing"] = "raise NotImplementedError('not yet')"
@@ -251,7 +251,7 @@ def test_a_run_measures_functions_in_processes_of_its_own(begin, study, write_mo
     assert stale.stale(run) == dict.fromkeys(study.implementations[1:])
     path.unlink()
     importlib.invalidate_caches()
-    assert stale.stale(run) == {}  # what is not here can't be told to have changed
+    assert stale.stale(run) == {}  # a missing file can't be compared
 
 
 @pytest.mark.gpu
@@ -274,7 +274,7 @@ def test_a_run_begins_with_the_hashes_and_goes_on_only_with_the_same_files(data,
     assert manifest["kernels"] == callables.hashes(study.implementations)
     write_module("another")
     going_on = partial(record.record, "one", study, "cpu", ThreadPoolExecutor(1))
-    # Each process looks too: a file may be edited while a run measures, and another host may have another file.
+    # Each process checks, too: a file may change while a run measures, and another host may have another file.
     process = partial(worker.measure, Job("one", study, "cpu", 0, (), manifest["environment"]["hash"]))
     for refused in (going_on, process):
         assert told(refused, Outdated) == (
@@ -292,7 +292,7 @@ def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch,
 def test_a_study_of_what_cannot_be_called_begins_no_run(data, one_thread, write_module, capsys):
     study = tiny_study(implementations=["sdpa.auto", OWN])
     assert "there is no module 'own'" in told(lambda: record.record("one", study, "cpu", Quickly(one_thread)))
-    assert capsys.readouterr().err == ""  # the machine was not looked at
+    assert capsys.readouterr().err == ""  # no survey of the machine
     write_module("attention = 3")
     assert told(lambda: record.record("one", study, "cpu", Quickly(one_thread))).endswith("int, and no function")
     assert not (data / "one" / "manifest.json").exists()

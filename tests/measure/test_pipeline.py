@@ -1,4 +1,4 @@
-"""The pipeline of jobs.cuh, by a model of it: nothing is taken for what it is not, and nobody waits for good."""
+"""The pipeline of jobs.cuh, by a model of it: consumers read the right tiles, and there is no deadlock."""
 
 import random
 from dataclasses import replace
@@ -21,11 +21,11 @@ PLANS = sorted(
 
 
 def drawn(plan: tuple, seed: int) -> Cta:
-    """A CTA at a problem of a few heads, and how late its tiles may come."""
+    """A CTA for a problem of a few heads, with random delays of its tiles."""
     some = random.Random(seed)
     keys, stages, consumers, ping_pong, jobs_per_pass, buffers, *masks = plan
     causal = some.choice(masks) == ladder.MASKS[True]
-    # All tiles of a head have to be in the ring where a consumer has several jobs of a pass.
+    # If a consumer has several jobs of a pass, all tiles of a head must fit in the ring.
     blocks = some.randint(1, jobs_per_pass if jobs_per_pass > consumers else 14)
     earlier = some.choice((0, 0, 64, 130)) if causal and jobs_per_pass == consumers else 0
     grid = some.choice((1, 2, 3, 5, 12))
@@ -52,16 +52,16 @@ def test_the_ctas_of_a_grid_share_out_all_blocks_of_all_heads(plan):
         assert sorted(dealt) == [(head, block) for head in range(problem.heads) for block in range(problem.blocks)]
 
 
-@pytest.mark.parametrize("seed", [66, 104, 291])  # of 1,500, thirteen
+@pytest.mark.parametrize("seed", [66, 104, 291])  # 13 of 1,500 seeds fail
 def test_a_pass_that_begins_before_all_earlier_tiles_have_come_is_caught(seed):
-    # As it was until 2026-11-22: who had skipped a tile could take the one after it to be in its stage.
+    # The bug until 2026-11-22: a consumer that skipped a tile could take the next tile as the one in its stage.
     cta = drawn((64, 4, 3, 0, 3, 2, "causal"), seed)
     cta.begin_pass = False
     with pytest.raises(Wrong, match=" was taken to be there, and "):
         cta.run()
 
 
-# Sequences of unlike lengths
+# Unequal sequence lengths
 
 RAGGED = [
     Plan(*(tile.template[name] for name in ("keys", "stages", "consumers", "ping_pong", "jobs_per_pass")), 2, causal)
@@ -73,7 +73,7 @@ by_plan = pytest.mark.parametrize("plan", RAGGED, ids=lambda plan: f"{plan.keys}
 
 
 def lengths_of(some: random.Random, count: int, longest: int) -> list[tuple[int, int]]:
-    """Queries and keys of sequences, of which some have none, one, or nothing but a cache."""
+    """Queries and keys of sequences; some have none, 1, or only keys in a cache."""
     queries = [some.choice((0, 1, 64, some.randint(1, longest), some.randint(1, longest))) for _ in range(count)]
     return [(n, some.choice((n, n, 0, 1, n + some.randint(0, longest), some.randint(0, longest)))) for n in queries]
 
@@ -102,7 +102,7 @@ def test_ragged_sequences_are_all_done_once_and_read_their_own_tiles(plan):
 
 
 def test_passes_that_are_taken_one_by_one_leave_consumers_waiting_for_good():
-    """One without a job in the passes at hand holds a stage, or its turn, until it gets one."""
+    """A consumer without a job in the present passes holds a stage, or its turn, until it gets one."""
     plan = Plan(64, 3, 3, True, 3, 2)
     passes = listed([(64, 640)] * 12, plan, 1)
     cta = RaggedCta(plan, random.Random(1), 3, True, [], passes, 1, 1, count(1), slots=1)
@@ -120,7 +120,7 @@ def test_a_block_has_the_tiles_that_its_queries_see(plan):
                 rows = range(64 * block, min(64 * block + 64, queries))
                 last = max(keys - queries + row if plan.causal else keys - 1 for row in rows)
                 seen[block] = max(ceil((min(last, keys - 1) + 1) / plan.keys), 1)
-                # Of the last block, the mask counts rows that are not there.
+                # For the last block, the mask also counts rows beyond the end.
                 assert seen[block] <= one.tiles(block, plan) <= max(ceil(keys / plan.keys), 1)
             for tile in range(one.tiles(one.last, plan)):
                 blocks = [block for block in seen if one.tiles(block, plan) > tile]

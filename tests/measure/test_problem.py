@@ -1,5 +1,4 @@
-"""What a kernel that takes views is told: its divisions, and how its work items are dealt among CTAs; and what one that
-splits keys is told."""
+"""The arguments of kernels that take views, or split keys: divisors, and the distribution of work items among CTAs."""
 
 import ctypes
 import re
@@ -50,7 +49,7 @@ def test_a_problem_counts_heads_keys_and_work_items():
     assert (problem.earlier, problem.last_key) == (200, 200)
     together = problem.section.by
     assert (problem.section_items.by, problem.rest.by) == (3 * together, 24 % together or together)
-    # 72 items: 64 CTAs have one each, and sixteen of them one of the two blocks of another.
+    # 72 items: 64 CTAs have 1 each, and 16 of them also 1 of the 2 blocks of another item.
     assert (problem.whole, problem.shares.by) == (64, 2)
 
 
@@ -59,7 +58,7 @@ def test_heads_of_one_block_that_share_keys_count_as_one():
     q, k = torch.empty(2, 12, 50, 64, device="meta"), torch.empty(2, 3, 500, 64, device="meta")
     problem = Problem.of(q, k, True, 0.5, tile, 64, 50 << 20)
     assert (problem.heads.by, problem.sharing.by, problem.items.by, problem.section.by) == (3, 1, 2, 6)
-    # Four blocks of queries, which see all keys: heads 3h to 3h + 3, at their first rows.
+    # 4 blocks of queries, which see all keys: heads 3h to 3h + 3, at their first rows.
     assert (problem.queries, problem.earlier, problem.last_key) == (4 * 64, 500, 450)
     assert (problem.joined, problem.head_step, problem.row_step) == (3, 1, 0)
 
@@ -67,7 +66,7 @@ def test_heads_of_one_block_that_share_keys_count_as_one():
 # A kernel that splits keys
 
 ROWS = Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
-# CTAs that an H200 holds, two on a multiprocessor, in clusters of each size.
+# CTAs that an H200 holds, 2 on a multiprocessor, in clusters of each size.
 HELD = ((1, 264), (2, 264), (4, 248), (8, 240), (16, 224))
 
 
@@ -95,4 +94,4 @@ def test_no_split_is_empty_and_few_heads_fill_the_device(items, tiles, rows, hel
     assert cluster in CLUSTERS
     assert parts == 1 or items * parts <= 8 * held
     if items >= held and items % held == 0:
-        assert parts == 1  # they fill it by themselves
+        assert parts == 1  # the heads alone fill the device

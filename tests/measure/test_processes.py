@@ -1,4 +1,4 @@
-"""Processes that measure, but for one test as forks: one for each job, how they end, and what ends them."""
+"""Measuring processes, mostly real ones: one for each job, their ends, and the events that end them."""
 
 import ctypes
 import faulthandler
@@ -41,8 +41,8 @@ WAYS = {
 
 
 def call_three(way: str) -> list[str]:
-    """Call three implementations, of which the second misbehaves; returns how that went."""
-    faulthandler.disable()  # pytest's, which a fork has too
+    """Call 3 implementations, of which the second misbehaves; returns the outcome."""
+    faulthandler.disable()  # pytest's handler, which a fork inherits
     went = []
     for name in ("first", "second", "third"):
         if why := watch.failure(name, "here"):
@@ -62,7 +62,7 @@ def test_an_implementation_that_ends_its_process_is_named_and_the_others_go_on(p
 
 
 def killed_once(marker: Path) -> str:
-    """Be killed within a step, but not the second time."""
+    """Be killed within a step, but only the first time."""
     with watch.step("victim", "here"), suppress(FileExistsError):
         marker.touch(exist_ok=False)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_a_process_that_ends_between_steps_is_nobodys_fault_and_an_error_reaches
 
 
 def test_each_job_gets_a_fresh_process_of_its_own():
-    """Starting one takes seconds: a second job tells its number and the variable at once."""
+    """A start takes seconds, so that the second job returns both its process ID and the variable."""
     both = "__import__('os').getpid(), __import__('os').environ['OMP_NUM_THREADS']"
     with processes.fresh_processes({"OMP_NUM_THREADS": "3"}) as pool:
         first, (second, threads) = pool.submit(os.getpid).result(), pool.submit(eval, both).result()
@@ -88,7 +88,7 @@ def test_each_job_gets_a_fresh_process_of_its_own():
 
 
 def start_another(sending) -> None:
-    """Start a process that measures, and be killed."""
+    """Start a measuring process, and be killed."""
     processes.CONTEXT = multiprocessing.get_context("fork")
     with processes.fresh_processes() as pool:
         pool.submit(time.sleep, 3600)
@@ -104,13 +104,13 @@ def test_a_process_ends_with_the_one_that_started_it():
     sending.close()
     parent.join()
     assert parent.exitcode == -signal.SIGKILL
-    with pytest.raises(EOFError):  # both inherit the pipe, which ends with the last of them
+    with pytest.raises(EOFError):  # both hold the pipe, which closes when the last of them ends
         receiving.recv()
 
 
 def test_a_process_that_does_not_exit_is_ended(pool, monkeypatch):
     monkeypatch.setattr(processes, "EXIT_S", 0.1)
-    # What a job adds to the end of its process takes longer than anyone would wait.
+    # The job adds a very long step to the end of its process.
     pool.submit(Finalize, None, time.sleep, (3600,), exitpriority=0).exception()
     assert not multiprocessing.active_children()
 

@@ -1,4 +1,4 @@
-"""Recording a run: what it holds, how it is cut off and resumed, and which run is shown."""
+"""Recording a run: its content, how it is interrupted and resumed, and the run that pages show."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +22,11 @@ SHORT = tiny_study(sweeps={"target": TINY["target"]}, implementations=["sdpa.aut
 BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 
 
-# A run as it comes out
+# A complete run
 
 
 def test_a_run_holds_every_sample_once_and_every_case_was_checked_before_and_after(recorded):
-    run = read.load(recorded)  # which refuses rows that are there twice
+    run = read.load(recorded)  # raises on duplicate rows
     assert run.complete
     assert len(run.samples) == 4 * 3 * 5 * 2
     axes = {"implementation": {*tiny_study().subjects}, "seq_len": {16, 32, 64}, "replicate": {0, 1}}
@@ -34,7 +34,7 @@ def test_a_run_holds_every_sample_once_and_every_case_was_checked_before_and_aft
     assert {column: set(run.samples[column]) for column in axes} == axes
     assert run.samples["sm_clock_mhz"].isna().all()
     assert run.samples["throttled"].dtype == "boolean"
-    # Each replicate is a job of its own.
+    # Each replicate is a separate job.
     assert run.processes["replicate"].tolist() == [0, 1]
     by_replicate = run.samples.groupby("replicate")["process"].unique()
     assert [[process] for process in run.processes["process"]] == [*map(list, by_replicate)]
@@ -47,7 +47,7 @@ def test_a_run_holds_every_sample_once_and_every_case_was_checked_before_and_aft
     assert set(run.checks["route"]) == {"call"}
     moments = run.checks.groupby(["implementation", "seq_len", "replicate"])["moment"]
     assert moments.agg(set).eq({"before", "after"}).all()
-    # Unseen inputs: no two checks of an implementation at a shape saw the same errors.
+    # Unseen inputs: all checks of an implementation at a shape have different errors.
     errors = run.checks.groupby(["implementation", "seq_len"])["framework_mean_error"].nunique()
     assert (errors == 2 * (3 + 1)).all()
 
@@ -106,7 +106,7 @@ def test_clocks_that_the_device_lacks_are_named_and_without_any_nothing_is_measu
     assert set(run.samples["clock"]) == {"eager"}
 
 
-# How long it takes
+# The duration
 
 
 def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread, unlocked, monkeypatch, capsys):
@@ -121,7 +121,7 @@ def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread,
     assert read.load("one").complete
 
 
-# Cut off
+# Interrupted runs
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, tab
     assert len(kept) == (0 if table == "processes" else len(recorded) - 3)
 
 
-# Getting hold of a run
+# Choosing a run
 
 
 def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):

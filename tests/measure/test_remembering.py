@@ -1,4 +1,4 @@
-"""What a run times is computed, not remembered, and every output of it is compared: on the CPU, by saboteurs in Python.
+"""Timed calls compute instead of returning kept results, and every output is compared. Saboteurs in Python, on the CPU.
 
 Kernels: test_gpu_gate.py.
 """
@@ -28,7 +28,7 @@ WARM, COLD = (Timing(clock="eager", cache=cache) for cache in ("warm", "cold"))
 
 
 class Counts:
-    """Computes honestly, and counts how often."""
+    """Computes honestly, and counts its computations."""
 
     computed = 0
 
@@ -38,7 +38,7 @@ class Counts:
 
 
 class RemembersTensors(Counts):
-    """Returns what it computed before for tensors that are where they were and that torch says nobody has written."""
+    """Returns an earlier result for tensors at the same addresses that torch reports as unchanged."""
 
     def __init__(self):
         self.kept = {}
@@ -54,14 +54,14 @@ class RemembersTensors(Counts):
 
 
 class RemembersValues(RemembersTensors):
-    """Likewise, for tensors that begin with the same values, however large."""
+    """The same for tensors of any size that begin with the same values."""
 
     def key(self, *tensors):
         return tuple(float(value) for tensor in tensors for value in tensor[0, 0, 0, :4].abs())
 
 
 class ComputesAhead(Counts):
-    """Computes at every second call, and returns the same at the next: nobody is timed at a first call."""
+    """Computes at every second call and returns the same result at the next: first calls are never timed."""
 
     kept = None
 
@@ -74,7 +74,7 @@ class ComputesAhead(Counts):
 
 
 class RarelyWrong(Counts):
-    """Leaves a head zero in every 61st call."""
+    """Sets a head to 0 in every 61st call."""
 
     def __call__(self, q, k, v, causal):
         output = super().__call__(q, k, v, causal)
@@ -84,7 +84,7 @@ class RarelyWrong(Counts):
 
 
 class OffByARounding(Counts):
-    """Is off by one rounding, in one element now and then, or in ever more of them."""
+    """Is off by one rounding: in one element, now and then, or in a growing number of elements."""
 
     def __init__(self, drifts=False):
         self.drifts, self.random = drifts, random.Random(0)
@@ -233,7 +233,7 @@ def test_an_output_that_is_farther_off_than_other_values_allow_is_judged_on_its_
     appoint, bounds_on, asked = ReferenceCheck.appoint, ReferenceCheck.bounds_on, []
 
     def strictly(reference, gate):
-        # As if the values of the gate had by chance been easier than all that are timed.
+        # As if the gate's values had by chance been easier than all timed values.
         appoint(reference, gate)
         tiny = Error(1e-15, 1e-15)
         reference.bounds = [Bound(tiny, tiny, unit=0.0) for _ in reference.bounds]
@@ -247,7 +247,7 @@ def test_an_output_that_is_farther_off_than_other_values_allow_is_judged_on_its_
 
 
 def test_rounding_may_cost_more_where_outputs_are_larger():
-    # Measured where no element reached 2: by chance next to nothing, although rounding may cost half of 2^-10 there.
+    # No element reached 2 when it was measured: the error is tiny by chance, although rounding can cost 2^-11 there.
     bound = Bound(Error(2.0**-10, 1e-5), Error(1e-5, 1e-6), unit=2.0**-10)
     assert bound.at(2.0**-10) == Error(1.5 * 2.0**-10, 1e-5 + 1e-6)
     assert bound.at(2.0**-9) == Error(1.5 * 2.0**-9, 1e-5 + 1e-6)

@@ -1,4 +1,4 @@
-"""A stream of requests: which calls it makes, in which order, and how a run that was cut off resumes it."""
+"""A stream of requests: its calls, their order, and how an interrupted run resumes it."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,13 +22,13 @@ SWEEPS = {
     "end to end": {**AXES, "batch": 3, "seq_len": 16, "lengths": "spread"},
     "training": {**AXES, "seq_len": 16, "dtype": "float16", "direction": "training"},
 }
-# The math backend and the one that chooses: both do all of these on a CPU.
+# The math backend and SDPA's choice: both serve all these shapes on a CPU.
 NAMES = ["sdpa.auto", "sdpa.math"]
 REQUESTS = 20
 
 
 def streaming(**changes):
-    """A study of every kind of shape with a stream."""
+    """A study with every kind of shape and a stream."""
     stated = {"implementations": NAMES, "target": AXES | {"seq_len": 16}, "sweeps": SWEEPS, "stream": REQUESTS}
     return tiny_study(**stated | {"samples": 2} | changes)
 
@@ -51,14 +51,14 @@ def test_a_stream_is_recorded_and_read_back(run):
     assert len(run.stream) == 2 * REQUESTS * len(NAMES)
     for replicate, rows in run.stream.groupby("replicate"):
         assert sorted(set(rows["position"])) == list(range(REQUESTS))
-        (process,) = set(rows["process"])  # of its own
+        (process,) = set(rows["process"])  # a separate process
         assert process in set(run.processes.loc[run.processes["replicate"] == replicate, "process"])
         assert process not in set(run.samples["process"])
     assert (run.stream["host_us"] > 0).all()
     assert (run.stream["latency_us"] >= run.stream["host_us"]).all()
 
 
-# Cut off
+# Interrupted runs
 
 
 def test_a_run_killed_in_its_stream_takes_that_up_again_and_nothing_else(begin, one_thread, unlocked, monkeypatch):
@@ -105,7 +105,7 @@ def test_jobs_are_those_that_lack_shapes_or_their_stream(begin, machine):
     assert jobs("stream") == [(1, ()), (2, ())]
 
 
-# What is not asked for
+# Calls that are left out
 
 
 def test_a_shape_is_asked_for_in_the_replicates_in_which_all_were_measured(begin, unlocked):
@@ -120,7 +120,7 @@ def test_a_shape_is_asked_for_in_the_replicates_in_which_all_were_measured(begin
     ready = requests._ready("begun", study, 0, torch.device("cpu"), 1)
     assert list(ready) == [short]
     assert [name for name, _ in ready[short][1]] == NAMES
-    assert list(requests._ready("begun", study, 1, torch.device("cpu"), 1)) == [short]  # the long one isn't there
+    assert list(requests._ready("begun", study, 1, torch.device("cpu"), 1)) == [short]  # the long shape is left out
     assert requests._ready("begun", study, 2, torch.device("cpu"), 1) == {}
 
 

@@ -1,4 +1,4 @@
-"""What CUPTI's records say of pieces of work, from records made up."""
+"""Latencies from CUPTI's records of kernels, with synthetic records."""
 
 from itertools import starmap
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from attnlab.measuring.instruments.tool import SEPARATOR
 
 
 def record(begin_us, end_us, kernel="attention"):
-    """A kernel that ran on the device."""
+    """The record of a kernel on the device."""
     return SimpleNamespace(name=lambda: kernel, start_ns=lambda: begin_us * 1000, end_ns=lambda: end_us * 1000)
 
 

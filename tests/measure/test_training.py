@@ -1,4 +1,4 @@
-"""`attnlab.attend` for autograd, without a GPU: formulas stand in for the kernels. With one: test_gpu_backward.py."""
+"""`attnlab.attend` under autograd without a GPU: formulas replace the kernels. With a GPU: test_gpu_backward.py."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ COMPILED = partial(torch.compile, fullgraph=True, backend="aot_eager")
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The passes that ran, by formulas, for more than 8 queries of tensors that count as those on a GPU."""
+    """The passes that ran, as formulas, for more than 8 queries of tensors that report a GPU."""
     passes = []
 
     def forward(q, k, v, causal, scale):
@@ -78,7 +78,7 @@ SHAPES = [
     PLAIN,
     PLAIN.resized(causal=True, kv_heads=2, layout="tokens first"),
     PLAIN.resized(seq_len=17, kv_len=33, causal=True, scale=0.3),
-    PLAIN.resized(seq_len=8, kv_len=33, causal=True, kv_heads=1),  # too few for the kernels
+    PLAIN.resized(seq_len=8, kv_len=33, causal=True, kv_heads=1),  # too few queries for the kernels
 ]
 
 
@@ -140,7 +140,7 @@ def test_gradients_may_be_differentiated_again(ran):
 
     ours, tolerance = partial(attnlab.attend, causal=True), {"atol": 1e-3, "rtol": 1e-3}
     require_alike(drawn(), partial(second, ours), partial(second, again), **tolerance)
-    assert ran == ["forward", "backward"]  # the latter for what reaches the output itself
+    assert ran == ["forward", "backward"]  # backward for the gradient of the output itself
 
 
 TRANSFORMS = {

@@ -1,4 +1,4 @@
-"""Tuning without a GPU: who is a candidate, who is left out, and what is written. With one: test_gpu_kernels.py."""
+"""Tuning without a GPU: candidates, exclusions, and the written file. With a GPU: test_gpu_kernels.py."""
 
 from itertools import product
 
@@ -26,7 +26,7 @@ FINALISTS = tune.Finalists
 
 
 class Clock:
-    """A clock that stands still but for calls that say how long they take."""
+    """A clock that only calls advance, by their stated latency."""
 
     ns = 0
 
@@ -52,7 +52,7 @@ def wrong(q, k, v, causal):
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
-    """Tunes tiles that are functions of this process, by name: what is chosen at each of `SMALL`."""
+    """Tunes functions of this process that replace tiles, by name; returns the choice at each of `SMALL`."""
     monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path / "kernels"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
@@ -99,7 +99,7 @@ def test_who_fails_is_said_once_and_left_out(tuned, capsys):
 
 @pytest.fixture
 def gpu(tuned, monkeypatch):
-    """The machine of `tuned`, with an environment that needs no locking."""
+    """The machine of `tuned`, without locking the environment."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(tune.environment, "lock", lambda: None)
     monkeypatch.setattr(tune, "compile_all", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Kinds of values, as they lie in memory: each is what it is said to be, in every window and on scrambled inputs."""
+"""Input distributions in memory: each has its stated properties, in every window and on scrambled inputs."""
 
 import hashlib
 import math
@@ -26,7 +26,7 @@ from attnlab.study.values import STANDARD, placed
 
 CPU = torch.device("cpu")
 PLAIN = Shape(2, 8, 48, 64, dtype="float32")
-# Two heads to each KV head, and twice as many keys as queries.
+# 2 query heads to each KV head, and twice as many keys as queries.
 GROUPED = Shape(2, 8, 48, 64, dtype="float32", kv_heads=4, kv_len=96)
 SHAPES = [
     PLAIN,
@@ -52,14 +52,14 @@ def drawn(shape: Shape, seed: int = 0) -> Windows:
 
 
 def everywhere(windows: Windows) -> Iterator[Inputs]:
-    """Q, K and V of each window, first as they were drawn, then scrambled."""
+    """Q, K and V of each window, first as drawn, then scrambled."""
     yield from windows
     with windows.scrambled():
         yield from windows
 
 
 def logits(given: Inputs, shape: Shape) -> torch.Tensor:
-    """What softmax takes to the power of e: ``(batch, heads, seq_len, kv_len)``."""
+    """The logits, with the scale: ``(batch, heads, seq_len, kv_len)``."""
     q, k, _ = of_each_head(*given[:3])
     return q.double() @ k.double().transpose(-1, -2) * (shape.scale or 1 / math.sqrt(shape.head_dim))
 
@@ -72,17 +72,17 @@ def all_logits(shape: Shape, kind: str) -> list[torch.Tensor]:
 
 
 def deviation(shape: Shape) -> float:
-    """The standard deviation of logits of normal values: 1, unless the factor of the scores is another than 1/√D."""
+    """The standard deviation of logits of normal values: 1, unless the scale differs from 1/√D."""
     return shape.scale * math.sqrt(shape.head_dim) if shape.scale else 1.0
 
 
 def by_distance(scores: torch.Tensor, distance: int) -> float:
-    """The mean logit of queries and the keys so many places before them; the last query is at the last key."""
+    """The mean logit of queries and the keys this many places before them; the last query is at the last key."""
     further = scores.shape[3] - scores.shape[2]
     return scores.diagonal(further - distance, dim1=2, dim2=3).mean().item()
 
 
-# What is said of each kind
+# Properties of each distribution
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, SPREAD], ids=str)
@@ -102,7 +102,7 @@ def test_the_sink_attracts_every_query_by_so_many_nats(shape, amount):
     for scores in all_logits(shape, f"sink {amount}"):
         further = scores[..., 0] - scores[..., 1:].mean(-1)
         assert further.mean().item() == pytest.approx(amount, abs=0.3 * unit)
-        assert further.mean((0, 1)).min() > amount - 2.5 * unit  # each query, by its heads
+        assert further.mean((0, 1)).min() > amount - 2.5 * unit  # for each query, over the heads
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -125,7 +125,7 @@ def test_each_tile_of_keys_rises_by_the_stated_amount_exact_to_a_hundredth_in_16
     for tensor in alone[:2]:
         tensor[..., 1:] = 0
     tiles = logits(alone, PLAIN.resized(head_dim=head_dim))[0, 0, 0].view(-1, values.TILE)
-    assert torch.equal(tiles, tiles[:, :1].expand_as(tiles))  # the normal part apart, it is constant within a tile
+    assert torch.equal(tiles, tiles[:, :1].expand_as(tiles))  # without the normal part, it is constant within a tile
     assert (tiles[1:, 0] - tiles[:-1, 0]).sub(12).abs().max() < 0.12
     whole = logits(given, PLAIN.resized(head_dim=head_dim))[0, 0, 0].view(-1, values.TILE).mean(1)
     assert whole.argsort().tolist() == list(range(len(whole)))
@@ -137,7 +137,7 @@ def test_a_late_key_is_ahead_of_all_others_for_every_query(shape):
     for scores in all_logits(shape, "late 40"):
         others = torch.cat([scores[..., :late], scores[..., late + 1 :]], -1)
         assert (scores[..., late : late + 1] - others).mean().item() == pytest.approx(40, abs=0.6 * deviation(shape))
-        assert bool((scores.argmax(-1) == late).all()) or shape.scale  # these deviate by 2.4
+        assert bool((scores.argmax(-1) == late).all()) or shape.scale  # their standard deviation is 2.4
 
 
 @pytest.mark.parametrize("shape", [Shape(2, 8, 256, 64), GROUPED.resized(seq_len=256), SPREAD], ids=str)
@@ -163,7 +163,7 @@ def test_in_a_mixture_each_window_has_every_kind_in_turn(shape):
         assert torch.equal(rise.gt(30), kinds == values.MIXED.index("stairs 12"))
         assert torch.equal(rise.gt(9) & rise.lt(30), kinds == values.MIXED.index("rising 24"))
         assert torch.equal(spread.gt(18), kinds == values.MIXED.index("sd 24"))
-        if not number:  # V stays where it is from window to window
+        if not number:  # V has the same address in all windows
             assert torch.equal(tails.gt(6).sum((1, 2)) > 10, kinds == values.MIXED.index("student 3"))
 
 
@@ -182,7 +182,7 @@ def test_a_thousandth_of_the_elements_is_drawn_from_farther_off(shape):
     shape = shape.resized(values="outliers")
     for given in everywhere(drawn(shape)):
         elements = torch.cat([tensor.flatten() for tensor in given]).float()
-        # Of N(0, 101), 55 % lie beyond 6; of N(0, 1), two in a billion do.
+        # 55 % of N(0, 101) is beyond 6; of N(0, 1), 2e-9.
         expected = 0.55e-3 * len(elements)
         assert (elements.abs() > 6).sum().item() == pytest.approx(expected, abs=4 * math.sqrt(expected))
         assert elements.abs().max() > 15
@@ -197,10 +197,10 @@ def test_an_offset_is_the_mean_of_each_column_of_each_head_whichever_its_sign(sh
         means = of_each_head(v, v, v)[0].double().mean(2)
         assert means.abs().mean().item() == pytest.approx(amount, abs=0.02)
         assert (means.abs() > amount - 5 / math.sqrt(v.shape[2])).all()
-        assert bool((means > 0).all()) == (number < COUNT)  # scrambled, columns change their signs
+        assert bool((means > 0).all()) == (number < COUNT)  # scrambling changes the signs of columns
 
 
-# Whatever the kind
+# Properties of all distributions
 
 
 @pytest.mark.parametrize("shape", EVERY, ids=str)
@@ -210,7 +210,7 @@ def test_a_seed_says_what_is_drawn(shape):
     assert torch.equal(one[0][0], again[0][0]) == (shape.values == "zeros")
     places = [[tensor.data_ptr() for tensor in given] for given in again]
     again.draw(3)
-    assert places == [[tensor.data_ptr() for tensor in given] for given in again]  # redrawn where they lie
+    assert places == [[tensor.data_ptr() for tensor in given] for given in again]  # new values at the same addresses
     for window in range(COUNT):
         assert all(tensor.isfinite().all() for tensor in one[window])
         assert all(map(torch.equal, one[window], again[window]))
@@ -235,11 +235,11 @@ def test_no_head_meets_the_same_keys_in_two_windows_unless_places_lie_in_the_way
         q, k = given[:2]
         met |= {(q[b, h].data_ptr(), k[b, h // shared].data_ptr()) for b in range(len(q)) for h in range(shape.heads)}
         assert given[2].data_ptr() == first[2].data_ptr()
-    alone = placed(shape.values) and shape.layout == "tokens first"  # a head further on may be a token further on
+    alone = placed(shape.values) and shape.layout == "tokens first"  # the next head may be the next token's
     assert len(met) == len(first[0]) * shape.heads * (1 if alone else COUNT)
 
 
-# Captured
+# Captured values
 
 
 LAYER = "early"
@@ -255,10 +255,10 @@ CAPTURED_SHAPES = [
 
 
 def layer(name: str, heads: int = 10, kv_heads: int = 5, tokens: int = 80, head_dim: int = 64) -> dict[str, Any]:
-    """A layer as a file holds it: two query heads to each KV head, and numbers that no two heads share."""
+    """A layer as in a file: 2 query heads to each KV head, and numbers that differ between heads."""
     generator = torch.Generator().manual_seed(len(name) + heads)
     sizes = {"q": (heads, tokens, head_dim), "k": (kv_heads, tokens, head_dim), "v": (kv_heads, tokens, head_dim)}
-    # In steps of an eighth, so that products are exact in any order.
+    # In steps of 1/8, so that sums of products are exact in any order.
     return {
         f"{name}.{tensor}": (torch.randint(1, 40, size, generator=generator) / 8 + 1).half()
         for tensor, size in sizes.items()
@@ -267,7 +267,7 @@ def layer(name: str, heads: int = 10, kv_heads: int = 5, tokens: int = 80, head_
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """Writes a file of captured tensors and has it used; returns its path."""
+    """A function that writes a file of captured tensors and makes it the one in use; returns its path."""
     monkeypatch.setenv(captured.FILE, "")
 
     def write(tensors: dict[str, Any]):
@@ -280,7 +280,7 @@ def file(tmp_path, monkeypatch):
 
 
 def captured_heads(given: Inputs, shape: Shape, held: dict[str, Any]) -> list[int]:
-    """The number of the captured query head that each query head is, over all batches, by its logits."""
+    """The captured query head behind each query head, over all batches, found by its logits."""
     queries = held[f"{LAYER}.q"][:, shape.kv_len - shape.seq_len : shape.kv_len].double()
     keys = held[f"{LAYER}.k"][:, : shape.kv_len].double().repeat_interleave(2, 0)
     known = queries @ keys.transpose(1, 2) * (shape.scale or 1 / math.sqrt(shape.head_dim))
@@ -298,14 +298,14 @@ def test_each_head_of_every_window_is_a_captured_one_with_the_keys_of_its_own(fi
     shared, kept = shape.heads // shape.kv_heads, held[f"{LAYER}.v"][:, : shape.kv_len]
     for number, given in enumerate(everywhere(drawn(shape))):
         heads = captured_heads(given, shape, held)
-        # Query heads that share keys here shared keys there.
+        # Query heads that share keys here also shared them in the file.
         groups = [{head // 2 for head in heads[first : first + shared]} for first in range(0, len(heads), shared)]
         assert [len(group) for group in groups] == [1] * shape.batch * shape.kv_heads
         each = of_each_head(*given)
-        if number == 0:  # where windows begin, values are those of the keys
+        if number == 0:  # in the first window, V is that of the keys
             for head, own in zip(heads, each[2].flatten(0, 1), strict=True):
                 assert torch.equal(own.abs().double(), kept[head // 2].double())
-        # What was captured is above 0: a column changes its sign at every token, in Q and K alike.
+        # Captured values are positive: scrambling changes the sign of a column for all tokens, in Q and K alike.
         q, k, v = (tensor.sign() for tensor in each)
         assert torch.equal(q, k[:, :, :1].expand_as(q))
         for tensor in (k, v):
@@ -346,11 +346,11 @@ def test_a_shape_that_what_was_captured_does_not_do_for_is_not_supported(file, s
         Windows(shape, CPU, COUNT)
 
 
-# Recorded
+# Runs
 
 
 def study_of(path, **axes):
-    """The tiny study with another sweep, of what was captured in a file."""
+    """The tiny study with another sweep, of captured values from a file."""
     return tiny_study(
         captured=str(path), replicates=1, samples=2, implementations=["sdpa.auto"],
         sweeps={"target": TINY["target"], "values": TINY["target"] | {"values": f"captured {LAYER}"} | axes},

@@ -1,4 +1,4 @@
-"""The declared columns, what follows from them, and the rules that a run records."""
+"""The declared columns, the checks derived from them, and the rules that a run records."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""Dispatch tables: what a run lets be chosen, what is refused, and the study that holds the choices to account."""
+"""Dispatch tables: the choices that follow from a run, invalid tables, and the drawn shapes that judge the choices."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def chosen(made: Dispatch) -> dict[Shape, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def draws():
-    """Studies draw these shapes."""
+    """Makes studies draw these shapes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studies.drawn, "draw", lambda count, seed, law: DRAWN[:count])
         yield
@@ -52,18 +52,18 @@ def draws():
 
 @pytest.fixture(scope="module")
 def run(draws):
-    """An H200's run with a baseline that equals its control; every implementation was measured everywhere."""
+    """A run on an H200 whose control equals the baseline; every implementation was measured at every shape."""
     stated = {"implementations": ["sdpa.auto", "sdpa.flash", "sdpa.cudnn"], "sweeps": KINDS}
-    slow = {("sdpa.flash", replace(DRAWN[1], values="sd 4")): 120.0}  # where the table sees nothing coming
+    slow = {("sdpa.flash", replace(DRAWN[1], values="sd 4")): 120.0}  # a slow case that the table's grid can't predict
     drawn = {"shapes": 2, "seed": 1, "values": ["normal", "sd 4"]}
     return synthetic.infer(Recipe(control_pace=1.0, study=stated | {"drawn": drawn}, latencies_us=slow))
 
 
 def altered(run, names=(), pace=(), **study):
-    """What a run holds of another study, with other names, and rows that take so many times as long.
+    """A run with other fields of its study, other names, and latencies multiplied by factors.
 
     Args:
-        pace: of each implementation, a factor, or a function that gives one for its rows.
+        pace: for each implementation, a factor, or a function that returns one for its rows.
     """
     samples, names = run.samples.assign(implementation=run.samples["implementation"].astype(str)), dict(names)
     for name, factor in dict(pace).items():
@@ -84,7 +84,7 @@ def made(run) -> Dispatch:
     return choices.table(run)
 
 
-# What is chosen
+# Choices
 
 
 def test_the_fastest_is_chosen_where_its_verdict_says_faster_at_shapes_that_attend_serves(made):
@@ -94,7 +94,7 @@ def test_the_fastest_is_chosen_where_its_verdict_says_faster_at_shapes_that_atte
     assert list(chosen(made)) == SERVED
     assert {shape: chosen(made)[shape] for shape in SERVED[1:]} == dict.fromkeys(SERVED[1:], "sdpa.flash")
     choice = next(choice for choice in made.choices if choice.shape == TARGET)
-    # 40 µs against 32, and the gap of 5 µs to launch either: by the device's clock the speedup is higher
+    # 40 µs against 32, each with a launch gap of 5 µs: by the device clock the speedup is higher
     assert choice.speedup == pytest.approx(45 / 37, rel=1e-2)
     assert choice.speedups["sdpa.flash"] == pytest.approx(math.sqrt(45 / 37 * 40 / 32), rel=1e-2)
     assert 1 < choice.low <= choice.speedup <= choice.high
@@ -102,16 +102,16 @@ def test_the_fastest_is_chosen_where_its_verdict_says_faster_at_shapes_that_atte
 
 
 def later_us(more_us):
-    """A factor that adds these µs to the time of the eager clock."""
+    """A factor that adds this many µs to the latency by the eager clock."""
     return lambda rows: 1 + more_us * (rows["clock"] == "eager") / rows["latency_us"]
 
 
 @pytest.mark.parametrize(
     ("pace", "names", "expected"),
     [
-        ({"control.sdpa.auto": 2.5}, {}, "sdpa.auto"),  # what the control can't tell from noise
+        ({"control.sdpa.auto": 2.5}, {}, "sdpa.auto"),  # within the noise of the control
         ({"sdpa.flash": later_us(100)}, {}, "sdpa.auto"),  # slower by one clock
-        ({"sdpa.flash": later_us(8)}, {}, "sdpa.flash"),  # not to be told apart by one
+        ({"sdpa.flash": later_us(8)}, {}, "sdpa.flash"),  # no difference by one clock
         ({"sdpa.cudnn": 0.5}, {"sdpa.cudnn": "peer.flex"}, "sdpa.flash"),  # peers aren't candidates
     ],
 )
@@ -162,10 +162,10 @@ VALUED = [
         },
         "sdpa.flash",
     ),
-    # Zeros have no say.
+    # Zeros don't count.
     ({"sdpa.auto": STEADY | {"zeros": 30.0}, "sdpa.flash": FAST | {"zeros": 90.0}}, "sdpa.flash"),
     ({"sdpa.auto": STEADY | {"zeros": 30.0}, "sdpa.flash": FAST | {"zeros": None}}, "sdpa.flash"),
-    # Nor has a distribution without a latency of the fallback.
+    # A distribution without a latency of the fallback doesn't count either.
     ({"sdpa.auto": STEADY | {"sd 4": None}, "sdpa.flash": FAST | {"sd 4": 90.0}}, "sdpa.flash"),
     ({"sdpa.flash": {"normal": 20.0, "sd 4": 32.0, "rising 24": 25.0}}, "sdpa.flash"),
 ]
@@ -190,11 +190,11 @@ def test_a_shape_has_one_choice_that_is_faster_on_every_distribution(monkeypatch
     slow = [one for one in made.choices if one.implementation == "sdpa.auto"]
     assert {(one.speedup, one.low, one.high) for one in slow} == {(1.0, 1.0, 1.0)}
     last = made.choices[-1]
-    assert last.speedup == pytest.approx((40 + GAP_US) / (32 + GAP_US), rel=1e-3)  # on its worst
+    assert last.speedup == pytest.approx((40 + GAP_US) / (32 + GAP_US), rel=1e-3)  # on its slowest distribution
     assert 1 < last.low <= last.speedup <= last.high < (40 + GAP_US) / (25 + GAP_US)
 
 
-# What is no table
+# Invalid tables
 
 
 def test_a_run_that_can_not_say_is_refused_in_a_line(run):
@@ -231,11 +231,11 @@ def at(*sizes: int, flash: float, cudnn: float | None = None, **axes) -> Choice:
 
 def test_an_estimate_is_the_mean_of_the_nearest_by_their_inverse_squared_distance():
     made = table(*(at(1, 8, length, 64, flash=flash) for length, flash in ((128, 1.0), (1024, 4.0), (4096, 16.0))))
-    # From 256 to 128, to 1024 and to 4096, in doublings of queries and of keys.
+    # Distances of 256 from 128, 1024 and 4096, in doublings of queries and of keys.
     near, far, farther = (1 / (math.hypot(*away) + dispatch.SOFTENING) ** 2 for away in ((1, 1), (2, 2), (4, 4)))
     expected = (near * 0 + far * 2 + farther * 4) / (near + far + farther)
     assert made.estimate(Shape(1, 8, 256, 64)) == {"sdpa.flash": pytest.approx(2**expected)}
-    assert made.estimate(Shape(1, 8, 1024, 64))["sdpa.flash"] > 6  # as if it had not been measured itself
+    assert made.estimate(Shape(1, 8, 1024, 64))["sdpa.flash"] > 6  # as if this shape had not been measured
 
 
 @pytest.mark.parametrize(("length", "expected"), [(90, "sdpa.auto"), (128, "sdpa.auto"), (155, "sdpa.flash")])
@@ -269,7 +269,7 @@ def test_a_shape_at_which_best_runs_another_instance_now_is_estimated_by_others(
     made = table(*ran)
     assert [made.choose(one.shape) for one in ran] == ["kernel.best"] * 2
     assert made.estimate(Shape(2, 8, 300, 64)) == pytest.approx({"kernel.best": 1.5})
-    assert (made.estimate(kept), table(ran[0]).choose(changed)) == ({}, "sdpa.auto")  # it is nobody's neighbour
+    assert (made.estimate(kept), table(ran[0]).choose(changed)) == ({}, "sdpa.auto")  # it is never a neighbour
     slower = choice(changed, "sdpa.auto", speedups={"kernel.best": 0.9}, instance="old")
     assert table(slower, ran[1]).choose(changed) == "sdpa.auto"
     now.running = {changed: "lazy three 2", kept: "lazy two 2"}.get
@@ -317,7 +317,7 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(run, monk
     before = table(*ran, seal=f"other,{run.manifest['seal']}")
     made = choices.table(run, before=before)
     assert chosen(made) == {LONG: "kernel.best"}
-    assert made.regret == []  # the instance at the drawn shape is not known
+    assert made.regret == []  # the instance at the drawn shape is unknown
     assert made.dropped == [DRAWN[0].label]
     judged = choices.table(run, before=before.model_copy(update={"drawn": {DRAWN[0].label: "old"}}))
     assert [one.shapes for one in judged.regret] == [1, 1]
@@ -335,7 +335,7 @@ def test_runs_make_one_table_in_which_the_last_counts(run, monkeypatch):
     assert made.run == "synthetic,synthetic"
     assert chosen(made) == {SHORT: "sdpa.flash", TARGET: "sdpa.auto", LONG: "sdpa.flash", GROUPED: "sdpa.flash"}
     assert [one.shapes for one in made.regret] == [1, 1]
-    # Of neighbours that are as far away, the first count.
+    # Of equally distant neighbours, the first count.
     assert list(chosen(choices.table(second, first))) == list(chosen(made))
     other = second.manifest["device"] | {"name": "NVIDIA H100"}
     with pytest.raises(UserError, match=r"can't make one table: their device is NVIDIA H200 and NVIDIA H100$"):
@@ -343,7 +343,7 @@ def test_runs_make_one_table_in_which_the_last_counts(run, monkeypatch):
 
 
 def test_a_drawn_shape_that_is_measured_again_judges_again_and_is_no_choice(run, monkeypatch):
-    """It was dropped as `kernel.best` had changed there; `tools/gpu/lacking.py` states it in a sweep."""
+    """It was dropped because `kernel.best` had changed there; `tools/gpu/lacking.py` puts it into a sweep."""
     of = {"sweeps": FEW, "drawn": {"shapes": 1, "seed": 1, "values": ["normal"]}}
     first = altered(run, **of)
     again = altered(run, sweeps=FEW | {"drawn again": [AXES | {"seq_len": DRAWN[0].seq_len}]}, drawn=None)
@@ -378,7 +378,7 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     assert read_back.target_shape == GROUPED
     assert read_back.stream == choices.REQUESTS
     assert read_back.timings == [EAGER, DEVICE]
-    assert __main__.main(["dispatch", "--run", "here"]) == 0  # the same again
+    assert __main__.main(["dispatch", "--run", "here"]) == 0  # with the same result
     capsys.readouterr()
     more = [*made.choices, choice(GROUPED.resized(batch=3))]
     dispatch.write(made.model_copy(update={"run": "older", "choices": more}))
@@ -407,13 +407,13 @@ def test_the_study_of_a_table_holds_every_axis():
     assert study.target_shape == shapes[0]
 
 
-# What a table may hold
+# Valid and invalid fields
 
 STATED = json.loads(table(choice(TARGET)).model_dump_json())
 
 
 def spoiled(**changes) -> str:
-    """A table with these fields instead of its own; those that are ... are left out."""
+    """A table with these fields replaced; fields with the value ... are left out."""
     return json.dumps({key: value for key, value in (STATED | changes).items() if value is not ...})
 
 
@@ -453,7 +453,7 @@ def test_a_table_that_is_not_there_or_can_not_be_read_is_told(tmp_path):
         dispatch.load(tmp_path, "NVIDIA H200")
 
 
-# A run that measures what a table chose
+# A run that measures a table's choices
 
 ATTENDING = tiny_study(implementations=["sdpa.auto", "dispatch.attend"])
 

@@ -1,4 +1,4 @@
-"""The run folder: whole blocks or nothing, and nothing that was changed since; and the search over runs."""
+"""The run folder: whole blocks or none, no change after the end, and the search over runs."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from attnlab.runs.tables import TABLES
 from attnlab.study import studies, values
 
 TWO = small.study(sweeps={"seq_len": small.AXES | {"seq_len": [16, 32]}})
-"""The study of most runs here: two shapes, of which each has a block of two samples."""
+"""The study of most runs here: 2 shapes, each with a block of 2 samples."""
 PARTS = small.blocks(TWO)
 
 
 def rows(*latencies_us: float) -> pd.DataFrame:
-    """The block of samples of the first shape with these latencies."""
+    """A block of samples of the first shape, with these latencies."""
     return PARTS[1][2].assign(latency_us=latencies_us)
 
 
@@ -35,7 +35,7 @@ def begun(name: str = "one", of: studies.Study = TWO, **changes) -> str:
 
 
 def filled(name: str = "one") -> str:
-    """A run that is not yet closed, recorded from its last block to its first."""
+    """A run that is not closed, recorded from its last block to its first."""
     begun(name)
     for part in reversed(PARTS):
         write.add_part(name, *part)
@@ -44,7 +44,7 @@ def filled(name: str = "one") -> str:
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory) -> Path:
-    """The folder of a complete run, which all tests here share. Not to be changed."""
+    """The folder of a complete run, which all tests here share. Read-only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(tmp_path_factory.mktemp("closed")))
         write.finish(filled())
@@ -62,7 +62,7 @@ def refused(name: str = "one") -> str:
 
 
 def edit(folder: Path, change: Callable[[dict], object]) -> Path:
-    """Change the manifest in a folder, and nothing else."""
+    """Change only the manifest in a folder."""
     path = folder / "manifest.json"
     stated = json.loads(path.read_text())
     change(stated)
@@ -74,7 +74,7 @@ def test_what_was_recorded_is_read_back(finished):
     run = read.load("one")
     assert run.complete
     assert run.name == "one"
-    # In the order of the study, whatever the order of recording.
+    # In the order of the study, independent of the order of recording.
     for table in ("samples", "checks", "cases", "processes"):
         recorded = pd.concat([rows for of, _, rows in PARTS if of == table], ignore_index=True)
         pd.testing.assert_frame_equal(getattr(run, table), recorded)
@@ -83,7 +83,7 @@ def test_what_was_recorded_is_read_back(finished):
     assert run.manifest["study"] == TWO.model_dump(mode="json")
     assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(TABLES)]
     assert set(os.listdir(finished)) == {"manifest.json", *run.manifest["files"]}
-    for name, table in TABLES.items():  # for whoever reads the files without this package
+    for name, table in TABLES.items():  # for readers without this package
         assert parquet.read_schema(finished / f"{name}.parquet").names == table.names
 
 
@@ -120,7 +120,7 @@ def test_a_block_that_is_there_stays(data):
 def test_a_run_that_was_cut_off_is_read_from_its_parts_and_closed_whenever_it_is_killed(data, monkeypatch):
     filled()
     part = next((data / "one" / "parts").glob("samples.*"))
-    (part.parent / f".{part.name}.4711.tmp").write_bytes(part.read_bytes()[:40])  # no block
+    (part.parent / f".{part.name}.4711.tmp").write_bytes(part.read_bytes()[:40])  # not a block
     assert write.recorded("one", "samples") == {"r00-s000-eager-warm", "r00-s001-eager-warm"}
     before = read.load("one")
     assert not before.complete
@@ -236,10 +236,10 @@ NO_COUNTERS = {"tool": "", "why": "the run was closed before its counters were t
 
 
 def cut_off(also: str = "") -> str:
-    """A run of two replicates, of which one is whole, as the measuring half leaves it before counters are taken.
+    """A run with 1 of 2 replicates, in the state in which the measuring half leaves it before it counts.
 
     Args:
-        also: how the keys of blocks begin that are there besides.
+        also: prefix of the keys of further blocks to record.
     """
     of = TWO.model_copy(update={"replicates": 2})
     stated = {key: value for key, value in small.manifest(of).items() if key != "profile"}
@@ -285,7 +285,7 @@ def test_a_run_without_a_whole_replicate_is_not_closed(data):
 
 @pytest.fixture
 def three(data) -> None:
-    """Three runs; the latest began when the clock had been set back."""
+    """3 runs; the clock was set back before the latest began."""
     for name, day in (("old", 20), ("new", 21), ("latest", 19)):
         begun(name, created=f"2026-11-{day}T09:00:00+00:00")
 

@@ -1,4 +1,4 @@
-"""A stranger's run: its texts are data wherever they are shown, its names are names, and nothing of it is executed."""
+"""A run of an untrusted author: its texts are shown as data, its names stay names, and no part of it is executed."""
 
 import copy
 import re
@@ -43,7 +43,7 @@ TEXTS = {
 
 
 def says(text: str) -> Any:
-    """A change by which every text of a run that is a sentence is this one."""
+    """A change that replaces every sentence in a run by this text."""
 
     def change(tables: dict[str, pd.DataFrame], stated: dict[str, Any]) -> None:
         stated |= {"telemetry": text, "profile": dict.fromkeys(("tool", "why", "command"), text)}
@@ -59,18 +59,18 @@ def says(text: str) -> Any:
 
 @pytest.fixture(scope="module")
 def verdict() -> pd.Series:
-    """A comparison of the run, in which nothing is said."""
+    """A comparison of the unchanged run."""
     return frames.compare(synthetic.infer(RECIPE).samples, "sdpa.auto").iloc[0]
 
 
 def made(text: str, verdict: pd.Series) -> dict[str, str]:
-    """What is made of a run that says this: HTML, and LaTeX under names that end so."""
+    """The outputs for a run with this text: HTML, and LaTeX under names with that suffix."""
     run = synthetic.infer(RECIPE)
     changed, stated = {"cases": run.cases.copy()}, copy.deepcopy(run.manifest)
     says(text)(changed, stated)
     rungs = pd.DataFrame(stated["ladder"])[["name", "title", "hypothesis"]]
     shown = {"cases": changed["cases"][["status", "reason", "kernels"]], "ceilings": roofline.ceilings(stated)}
-    plugins = [report.import_plugin(name) for name in ("math", "table")]  # those of a page
+    plugins = [report.import_plugin(name) for name in ("math", "table")]  # the plugins of a page
     read_as = report.mistune.Markdown(report._Markdown(escape=True), plugins=plugins)
     said = tables.statement(verdict.replace(verdict["baseline"], text))._repr_markdown_()
     found = {"statement": read_as(said)}
@@ -90,7 +90,7 @@ def plain(verdict) -> dict[str, str]:
 
 
 def elements(page: str) -> Counter:
-    """How many elements of each name and address there are, without those that colour code or draw a figure."""
+    """The number of elements by name and address, without those for coloured code and figures."""
     plain = ("wbr", "span", "g", "path", "use", "text")
     found = BeautifulSoup(page, "html.parser").find_all(lambda element: element.name not in plain)
     kept = ("href", "src", "onerror", "onload")
@@ -128,7 +128,7 @@ ODD = ("<b>x</b>", "$x$", "[a](b)", "https://evil.example", "a\x1b[31mb", "a`b")
 
 @pytest.fixture(scope="module")
 def friend(tmp_path_factory) -> Path:
-    """The folder of the runs with one of a stranger. Its files are changed, and put back."""
+    """A data folder that includes an untrusted run. Its files are changed, and restored."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", str(data := tmp_path_factory.mktemp("data")))
         synthetic.write("friend", RECIPE)

@@ -1,4 +1,4 @@
-"""Tuned layouts in the cache folder: kept between processes, and ignored where they no longer hold."""
+"""Tuned layouts in the cache folder: kept between processes, and ignored when they are out of date."""
 
 import os
 import re
@@ -19,7 +19,7 @@ NO_SUCH = '{"device": "NVIDIA H200", "torch": "2.11", "layouts": {"one": {"imple
 
 @pytest.fixture(autouse=True)
 def own(data, monkeypatch):
-    """A cache folder of its own, in a process that measures no run."""
+    """A separate cache folder, in a process that measures no run."""
     monkeypatch.setattr(tuned, "counted", True)
 
 
@@ -30,7 +30,7 @@ def test_what_is_kept_is_loaded_by_this_device_and_pytorch_alone():
     for other in (("NVIDIA L4", "2.11"), ("NVIDIA H200", "2.12")):
         assert tuned.load(*other) == {}
         os.replace(tuned.path(*HERE), tuned.path(*other))
-        assert tuned.load(*other) == {}  # of another, whatever its name
+        assert tuned.load(*other) == {}  # of another device, independent of its name
         os.replace(tuned.path(*other), tuned.path(*HERE))
 
 

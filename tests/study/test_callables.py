@@ -1,4 +1,4 @@
-"""Functions of one's own: their names, where they are found, and how it is noticed that one has changed."""
+"""Functions of a user: their names, the search for them, and the detection of changes."""
 
 import hashlib
 import sys

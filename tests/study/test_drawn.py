@@ -11,7 +11,7 @@ def test_a_seed_draws_the_same_shapes_each_time_and_more_of_them_begin_with_thes
     assert many[:20] == few == drawn.draw(20, 1) != drawn.draw(20, 2)
     assert len(set(many)) == 300
     assert all(shape.flops <= drawn.MOST_FLOPS and shape.bytes <= drawn.MOST_BYTES for shape in many)
-    assert few[1].label == "(13, 48, 69, 64) bfloat16, causal, 12 KV heads, 756 keys"  # a run records the seed alone
+    assert few[1].label == "(13, 48, 69, 64) bfloat16, causal, 12 KV heads, 756 keys"  # a run records only the seed
 
 
 def test_the_sample_that_is_published_is_drawn_by_the_law_that_is_stated():
@@ -22,7 +22,7 @@ def test_the_sample_that_is_published_is_drawn_by_the_law_that_is_stated():
     for trait in ("causal", "dtype", "head_dim"):
         assert 0.4 < sum(getattr(shape, trait) in (True, "float16", 64) for shape in shapes) / 200 < 0.6
     assert 0.05 < sum(shape.head_dim == 256 for shape in shapes) / 200 < 0.15
-    for size, most in (("batch", 64), ("heads", 64)):  # half of them below the middle of the doublings
+    for size, most in (("batch", 64), ("heads", 64)):  # half are below the middle of the range, in doublings
         assert 0.35 < sum(getattr(shape, size) <= most**0.5 for shape in shapes) / 200 < 0.65
     assert all(shape.heads / shape.kv_heads <= 16 and max(1, shape.kv_len // 2048) <= 16 for shape in shapes)
 

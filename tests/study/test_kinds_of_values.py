@@ -1,4 +1,4 @@
-"""Kinds of values: how they are stated, what is said of those that aren't known, and which shapes have them."""
+"""Input distributions: their syntax, the errors for unknown ones, and the shapes that have them."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def test_kinds_that_are_timed_by_default_and_other_amounts_and_layers_may_be_sta
     "kind",
     [
         *("", " ", "Normal", "nromal", "large logits", "constant rows", "all", " normal", "normal "),
-        *("sd", "sink", "positional", "rising", "falling", "offset", "captured"),  # how much, and which layer?
+        *("sd", "sink", "positional", "rising", "falling", "offset", "captured"),  # without an amount, or a layer
         *("normal 1", "scales 2", "outliers 6", "zeros 0", "mixture 6", "student", "student 0", "student t 3"),
         *("sink ", "sink  8", "sink eight", "sink -8", "sink 8 9", "sink 8\n", "sink 1e3", "sink .5", "sink inf"),
         *("captured early late", "captured ../early", "captured\tearly"),

@@ -1,4 +1,4 @@
-"""The ladder: what an entry means, what is said of one that is wrong, and what makes a kernel another."""
+"""The ladder: the fields of an entry, the errors for wrong entries, and the changes that alter a kernel's hash."""
 
 import re
 from fnmatch import fnmatchcase
@@ -14,13 +14,13 @@ from attnlab.study import implementations, ladder
 
 
 def refused(folder, named=None) -> str:
-    """What is said of a ladder, without its path, and of a rung that is named, without that."""
+    """The error message for a ladder, without its path; or for a named kernel, without the name."""
     said, where = told(ladder.load), f"{folder}/ladder.toml" + (f": rung {named!r}: " if named else "")
     assert said.startswith(where)
     return said.removeprefix(where).lstrip(": ")
 
 
-# The project's own
+# The project's ladder
 
 
 def test_the_project_has_a_rung_for_each_kernel():
@@ -104,7 +104,7 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
     assert not [name for name in implementations.known() if name.startswith(ladder.PREFIX)]
 
 
-# An entry that is wrong
+# Wrong entries
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_ladder_is_told_in_one_line(folder, text, said):
     assert refused(folder).startswith(said)
 
 
-# What makes a kernel another
+# Hashes
 
 
 def test_a_kernel_is_its_source_its_headers_and_its_entry(folder):

@@ -1,4 +1,4 @@
-"""The arithmetic of a shape, against numbers worked by hand."""
+"""The arithmetic of a shape, against numbers computed by hand."""
 
 import math
 import random
@@ -16,7 +16,7 @@ KNOWN_LENGTHS = f"known are {', '.join(['equal', 'spread', *LAWS])}"
 sizes = st.integers(1, 4096)
 
 
-# Heads that share keys, another number of keys, sequences end to end, training
+# Grouped heads, unequal numbers of queries and keys, varlen, training
 
 # 8 query heads, 4 to each KV head; one query over 7 keys; lengths 2, 4, 6 and 7.
 GROUPED = Shape(2, 8, 16, 4, kv_heads=2)
@@ -33,9 +33,9 @@ TRAINING = Shape(2, 3, 5, 4, direction="training")
         (Shape(32, 8, 512, 64), 67_108_864, 17_179_869_184, 67_108_864, 2**23, 2**23, 67_108_864),
         # 2·32·8·512·513·64
         (Shape(32, 8, 512, 64, causal=True), 33_619_968, 8_606_711_808, 33_619_968, 2**23, 2**23, 67_108_864),
-        # 1·2·(1+2+3) scores, two multiply-adds of D=5 each
+        # 1·2·(1+2+3) scores, 2 FMAs with D = 5 each
         (Shape(1, 2, 3, 5, causal=True, dtype="float32"), 12, 240, 12, 30, 30, 480),
-        # Each query head has its scores, 2·8·16²; Q and O of 2·8·16·4, K and V of a quarter of that
+        # Each query head has separate scores, 2·8·16²; Q and O have 2·8·16·4 elements, K and V a quarter of that
         (GROUPED, 4096, 65_536, 4096, 1024, 256, 2 * (1024 + 256) * 2),
         # 3·4·1·7 scores; Q and O of 3·4·1·8, K and V of 3·2·7·8
         (DECODE, 84, 4 * 84 * 8, 84, 96, 336, 2 * (96 + 336) * 2),
@@ -43,14 +43,14 @@ TRAINING = Shape(2, 3, 5, 4, direction="training")
         (CACHED, 216, 4 * 216 * 8, 216, 288, 336, 2 * (288 + 336) * 2),
         # Lengths ⌈7·i/4⌉ = 2, 4, 6, 7: 4 + 16 + 36 + 49 = 105 scores a head, 19 tokens
         (SPREAD, 315, 4 * 315 * 2, 315, 114, 114, 2 * (114 + 114) * 4),
-        # 3 + 10 + 21 + 28 = 62 scores a head under the mask
+        # 3 + 10 + 21 + 28 = 62 scores a head with the mask
         (SPREAD.resized(causal=True), 186, 4 * 186 * 2, 186, 114, 114, 2 * (114 + 114) * 4),
-        # Seven products of 2·150·4 FLOPs; every exponential twice; Q, K, V, O and the gradients of all four
+        # 7 products of 2·150·4 FLOPs; 2 exponentials a score; Q, K, V, O and the gradients of all 4
         (TRAINING, 150, 7 * 2 * 150 * 4, 300, 120, 120, 8 * 120 * 2),
         (TRAINING.resized(causal=True), 90, 14 * 90 * 4, 180, 120, 120, 8 * 120 * 2),
-        # Five of the products, and no exponential of a forward pass; O is read
+        # 5 of the products, and no exponential of a forward pass; O is read
         (TRAINING.resized(direction="backward"), 150, 10 * 150 * 4, 150, 120, 120, 8 * 120 * 2),
-        # 2·3·5² scores still, and K, V, dK and dV a third as large
+        # The same 2·3·5² scores; K, V, dK and dV are a third as large
         (TRAINING.resized(kv_heads=1), 150, 14 * 150 * 4, 300, 120, 40, 4 * (120 + 40) * 2),
     ],
     ids=str,
@@ -65,12 +65,12 @@ def test_the_tokens_of_each_sequence():
     assert (SPREAD.sequences, SPREAD.tokens) == ((2, 4, 6, 7), 19)
     long, short = Shape(16, 8, 512, 64, lengths="spread"), Shape(5, 1, 2, 8, lengths="spread")
     assert (long.sequences, long.tokens) == (tuple(range(32, 513, 32)), 4352)
-    assert (short.sequences, short.tokens) == ((1, 1, 2, 2, 2), 8)  # more sequences than tokens: none is empty
+    assert (short.sequences, short.tokens) == ((1, 1, 2, 2, 2), 8)  # 5 sequences of at most 2 tokens: none is empty
 
 
 def test_drawn_lengths_are_those_of_a_seed_and_of_the_law():
     shape = Shape(32, 16, 1886, 128, dtype="bfloat16", lengths="uniform 73 1")
-    random.seed(1)  # as tools/gpu/ragged.py draws them
+    random.seed(1)  # as tools/gpu/ragged.py draws the lengths
     assert sorted(shape.sequences) == sorted([73, 1886, *(random.randint(73, 1886) for _ in range(30))])
     many = Shape(4000, 1, 4096, 64, lengths="log-normal 512 3")
     logs = [math.log(tokens) for tokens in many.sequences]

@@ -1,4 +1,4 @@
-"""Studies: what the shipped ones measure, and what is said of one that can't be measured."""
+"""Studies: the contents of the shipped ones, and the errors for those that can't be measured."""
 
 import math
 from itertools import product
@@ -53,7 +53,7 @@ def test_gpu_holds_the_ten_configurations_of_the_source_report():
 
 def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
     study = studies.load("gpu")
-    # What serves few queries alone is measured by the study `decode`, and e4m3 by `fp8`; its lengths are all alike.
+    # Left out: kernels for few queries (study `decode`), e4m3 (study `fp8`), and unequal lengths.
     every = [rung for rung in ladder.load(paths.ROOT / "kernels") if rung in ladder.drawn()]
     rungs = [rung.implementation for rung in every if not rung.most_queries]
     peers = ["peer.flash4", "peer.cudnn", "peer.flashinfer"]

@@ -1,4 +1,4 @@
-"""Tunings: which choice is the nearest, what is refused, and what makes a tuning another."""
+"""Tunings: the nearest choice, invalid files, and the changes that alter a tuning's hash."""
 
 import json
 from itertools import product
@@ -20,7 +20,7 @@ LONG = TILE | {"name": "long", "shortest": 50}
 
 @pytest.fixture(autouse=True)
 def kernels(tmp_path, monkeypatch):
-    """A folder of kernels that stands for the project's: a rung with two tiles, and one with a single tile."""
+    """A folder that replaces the project's kernels: a kernel with 2 tiles, and one with a single tile."""
     folder = ladders.write(tmp_path / "kernels", rung(SHORT, LONG), rung(name="other"))
     monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
     return folder
@@ -64,8 +64,8 @@ def test_a_tile_that_does_not_serve_the_length_is_passed_over():
 
 @pytest.mark.parametrize(("batch", "full", "causal"), [(1, "short", "long"), (2, "long", "long"), (3, "long", "long")])
 def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(kernels, batch, full, causal):
-    # With two items for a head, of 8, 16 and 24 heads the first takes 1, 2 and 3 rounds of 10 us. With one, the second
-    # takes 0.65, 1 and 1.65 of 17.5 us: a last round that is half full costs 0.3 + 0.7 / 2.
+    # With 2 items a head, the first takes 1, 2 and 3 rounds of 10 us for 8, 16 and 24 heads. With 1 item, the second
+    # takes 0.65, 1 and 1.65 rounds of 17.5 us: a half-full last round costs 0.3 + 0.7 / 2.
     ladders.write(kernels, rung(SHORT, LONG | {"rows": 128}))
     near = {"short": 20.0, "long": 17.5}
     stated = product(near.items(), (False, True))
@@ -111,7 +111,7 @@ FEW = {"seq_len": 1, "kv_len": 1000, "heads": 8, "kv_heads": 2}
         ({"seq_len": 10}, "many"),  # 40 rows are nearer to 64 than to 4
         ({"seq_len": 60, "kv_len": 4000}, "many"),
         ({"seq_len": 65}, "plain"),
-        ({"seq_len": 8, "kv_len": 8}, "plain"),  # as many as keys
+        ({"seq_len": 8, "kv_len": 8}, "plain"),  # as many queries as keys
         ({"scale": 0.5}, "few"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):
     assert made.choice(Shape(1, 8, 64, 64)) == other
 
 
-# Its file
+# The file
 
 
 def test_a_device_has_its_file(kernels):
@@ -240,7 +240,7 @@ def test_a_file_that_is_no_tuning_of_this_device_is_told_in_a_line(content, said
     assert told(lambda: tuning.load(H200)) == f"{paths.shown(path)} {said}"
 
 
-# What makes it another
+# The hash
 
 
 def test_the_best_is_its_choices_and_the_kernels_that_they_name(kernels):
@@ -254,13 +254,13 @@ def test_the_best_is_its_choices_and_the_kernels_that_they_name(kernels):
     assert tuning.hashes(names, "NVIDIA L4") == {"kernel.plain": plain}
     seen = {before["kernel.best"]}
     whole = (kernels / "ladder.toml").read_text()
-    # A rung that it doesn't name makes no difference.
+    # A kernel that it doesn't name makes no difference.
     ladders.write(kernels, rung(SHORT, LONG), rung(name="other", title="another"))
     assert tuning.hashes(names, H200) == before
     ladders.write(kernels, rung(SHORT, LONG, title="another"), rung(name="other"))
     seen.add(tuning.hashes(names, H200)["kernel.best"])
     (kernels / "ladder.toml").write_text(whole)
-    path.write_bytes(path.read_bytes() + b"\n")  # nor does how its file is laid out
+    path.write_bytes(path.read_bytes() + b"\n")  # nor does the layout of the file
     assert tuning.hashes(names, H200) == before
     tuning.write(tuned(choice(latency_us=9.0)))
     seen.add(tuning.hashes(names, H200)["kernel.best"])

@@ -37,7 +37,7 @@ from attnlab.study.values import NORMAL, STANDARD
 
 GPU = torch.device("cuda")
 SECONDS = {"cases": 300, "values": 120, "repeats": 90, "kernels": 150, "times": 150, "flash4": 270}
-"""Of each part, after which it ends."""
+"""Seconds after which each part is ended."""
 TARGETS = (
     (4, 16, 4096, 128, "bfloat16", False),
     (4, 16, 4096, 128, "bfloat16", True),
@@ -47,7 +47,7 @@ TARGETS = (
     (32, 8, 512, 64, "float16", True),
 )
 ROUNDS, REPLAYS, CALLS = 12, 3, 4
-"""Rounds of graphs in turns, replays of a graph in each, and calls of a graph."""
+"""Rounds in which graphs take turns, replays of a graph in each round, and calls in a graph."""
 Call = Callable[[], Any]
 WAITS = "wait_for_turn(problem.turns + tile, now.turn);"
 _WITHOUT_TURNS: dict[Any, Any] = {}
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _cases() -> None:
-    """Lengths around the edges of tiles, the smallest first; then sixty random lengths, groups, dtypes and layouts."""
+    """Lengths around the edges of tiles, the smallest first; then 60 random lengths, groups, dtypes and layouts."""
     edges = ((1, 1), (63, 63), (64, 128), (65, 129), (128, 127), (300, 300), (1, 700), (700, 1), (2048, 2176))
     for queries, keys in edges:
         for head_dim in (64, 128):
@@ -99,18 +99,18 @@ def _cases() -> None:
 
 
 def _values() -> None:
-    """All input distributions that studies know, full and causal."""
+    """All input distributions of the studies, full and causal."""
     for dtype, causal, head_dim in (("bfloat16", True, 128), ("float16", False, 128), ("bfloat16", False, 64)):
         _check(Shape(2, 8, 1024, head_dim, causal, dtype), STANDARD, 3)
 
 
 def _check(shape: Shape, kinds: Sequence[str], seed: int) -> bool:
-    """Print a line for each input distribution; whether all pass."""
+    """Print a line for each input distribution; return whether all pass."""
     passed = True
     for kind in kinds:
         try:
             found = check_gradients(attention, shape, [kind], seed)
-        except Exception as error:  # one case must not end the others
+        except Exception as error:  # one failing case must not end the others
             print(f"BAD {shape} {kind}: {type(error).__name__}: {error}", flush=True)
             passed = False
             continue
@@ -122,7 +122,7 @@ def _check(shape: Shape, kinds: Sequence[str], seed: int) -> bool:
 
 
 def _repeats() -> None:
-    """The bits of repeated calls while another stream copies; without turns, they have to differ."""
+    """Compare the bits of repeated calls while another stream copies. Without turns, the bits must differ."""
     copied, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
     for batch, heads, kv_heads, length, head_dim in (
         *((1, 3, 3, 1000, 128), (4, 16, 16, 4096, 128), (2, 8, 2, 3000, 128), (8, 16, 16, 2048, 64)),
@@ -140,7 +140,7 @@ def _repeats() -> None:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """O and the log-sum-exp, by flash attention of PyTorch; lengths are equal."""
+    """O and the log-sum-exp, by PyTorch's flash attention; for equal lengths of Q and K."""
     _, keys, vals = of_each_head(q, k, v)
     return torch.ops.aten._scaled_dot_product_flash_attention(q, keys, vals, 0.0, causal)[:2]
 
@@ -189,7 +189,7 @@ def _flash4() -> None:
 
 
 def _kernels() -> None:
-    """Ours, with dQ rounded by a kernel of its own and without turns; then the kernels before and after alone."""
+    """Time our kernels: all; dQ rounded by a separate kernel; without turns; the kernels before and after alone."""
     launch = ours._launch
     for target in TARGETS:
         q, k, v, dout, causal = _drawn(target)
@@ -221,7 +221,7 @@ def _with_tiling(tiling: ours.Tiling, call: Call) -> Any:
 
 
 def _without_turns(tiling: ours.Tiling, call: Call) -> Any:
-    """Additions in any order, of which only the time counts: the first one of a tile may come later than others."""
+    """A call with additions to dQ in any order, for its latency only: its results may be wrong."""
     of_files, compiled = nvrtc.of_files, ours._COMPILED
     ours._COMPILED = _WITHOUT_TURNS
     nvrtc.of_files = lambda texts: of_files(texts).replace(WAITS, "")
@@ -232,7 +232,7 @@ def _without_turns(tiling: ours.Tiling, call: Call) -> Any:
 
 
 def _alone(number: int, call: Call, launch: Callable[..., None]) -> None:
-    """Only the kernel before or after the main one."""
+    """Run only the kernel before the main one, or only the one after it."""
     numbers = iter(range(3))
     ours._launch = lambda *arguments: launch(*arguments) if next(numbers) == number else None
     try:
@@ -250,7 +250,7 @@ def _drawn(target: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor, boo
 
 
 def _autograd(forward: Callable[[], tuple[Tensor, list[Tensor]]], dout: Tensor) -> tuple[Call, Call]:
-    """Calls of the backward pass alone, and of both."""
+    """The backward pass alone, and both passes, as calls."""
     kept: list[tuple[Tensor, list[Tensor]]] = []
 
     def alone() -> Any:
@@ -275,7 +275,7 @@ def _show(target: tuple[Any, ...], calls: dict[str, Call], both: dict[str, Call]
 
 
 def _steps(target: tuple[Any, ...]) -> float:
-    """The steps of a CTA of our kernel in the mean."""
+    """The mean number of steps of a CTA of our kernel."""
     batch, heads, length, head_dim, _, causal = target
     rows, ctas = ours.INSTANCES[head_dim].rows, torch.cuda.get_device_properties(GPU).multi_processor_count
     q = torch.empty(batch, heads, length, head_dim, device="meta")
@@ -285,7 +285,7 @@ def _steps(target: tuple[Any, ...]) -> float:
 
 
 def _medians(calls: dict[str, Call]) -> tuple[dict[str, float], float]:
-    """µs of each, by graphs in turns, and the SM clock in MHz, read while graphs run."""
+    """The median µs of each call, by graphs in turns, and the SM clock in MHz, read while graphs run."""
     telemetry, clocks = Telemetry(GPU), []
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     for name, call in calls.items():
@@ -298,7 +298,7 @@ def _medians(calls: dict[str, Call]) -> tuple[dict[str, float], float]:
                 with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
                     for _ in range(CALLS):
                         call()
-            except Exception as error:  # a peer that refuses must not end the others
+            except Exception as error:  # a peer that raises must not end the others
                 print(f"  {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                 torch.cuda.synchronize()
                 continue
@@ -323,7 +323,7 @@ _SIDE: list[torch.cuda.Stream] = []
 
 @contextmanager
 def _side_stream() -> Any:
-    """One stream for all: PyTorch runs the backward pass on the stream of the forward pass, which is captured."""
+    """One stream for all calls: PyTorch runs the backward pass on the stream of the forward pass, which is captured."""
     if not _SIDE:
         _SIDE.append(torch.cuda.Stream())
     _SIDE[0].wait_stream(torch.cuda.current_stream())

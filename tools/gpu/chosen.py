@@ -1,7 +1,7 @@
-"""Compare the choice of `kernel.best` at shapes with every instance there: seconds a shape, and no run.
+"""Compare the instance that `kernel.best` chooses at given shapes with all others: seconds a shape, and no run.
 
 ``PYTHONPATH=lib python3 tools/gpu/chosen.py 59,128,72,128,16,72 2,12,71,64`` takes shapes as `trial.py` does. It prints
-the instance that the tuning chooses and the fastest ones, in µs on the input distribution that each takes longest on.
+the instance that the tuning chooses and the fastest ones, in µs on each instance's slowest input distribution.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Compile FlashInfer's attention for Hopper on a GPU machine with nvcc, after `prepare`: minutes on many cores.
 
-``nice -n 19 python3 tools/gpu/compile_flashinfer.py fa3.bfloat16.128 decode.float16.64`` compiles the named
-kernels for a dtype and a head dimension; without names, those of all studies. Runs that begin later find them.
+``nice -n 19 python3 tools/gpu/compile_flashinfer.py fa3.bfloat16.128 decode.float16.64`` compiles the named kernels for
+a dtype and a head dimension; without names, those of all studies. Later runs find the compiled kernels.
 """
 
 import os
@@ -26,7 +26,7 @@ def main(names: list[str]) -> None:
 
 
 def one(name: str) -> None:
-    """Compile the module of a name into the package."""
+    """Compile the named module into FlashInfer's package."""
     import torch
     from flashinfer.jit import env
     from flashinfer.jit.attention import modules

@@ -1,10 +1,10 @@
-"""Tell where the time of a CTA of kernel.few goes, by the clock of its multiprocessor: seconds a shape, and no run.
+"""Measure the phases of a CTA of kernel.few by the clock of its multiprocessor: seconds a shape, and no run.
 
 ``PYTHONPATH=lib python3 tools/gpu/phases.py 1,32,8,8192,128/64/16 1,32,8,1024,128/64/16/1`` takes batch, heads,
 kv_heads, keys, head_dim and numbers of queries, as `splits.py` does. It runs each tile of the ladder that serves them,
-at the chosen split and the cheapest others, with K and V from memory. It prints the µs of a call, without and with
-stamps. It also prints when the first, the median and the last CTA of the last call reach each phase, in µs since the
-call before let them go. A stamp is a store of one thread.
+at the chosen split and the cheapest others, with K and V from memory. It prints the µs of a call, with and without time
+stamps. It also prints when the first, the median and the last CTA of the last call reach each phase. These times are in
+µs since the previous call released them. A stamp is a store of one thread.
 """
 
 import sys
@@ -25,7 +25,7 @@ from attnlab.study import ladder
 from attnlab.study.ladder import Rung
 
 MOST_CTAS, OTHERS = 4096, 2
-# What stands before the stamp of each phase, in the order of the source. Few rows take no wgmma, and so not all phases.
+# The code before each phase's stamp, in the order of the source. Tiles of few rows use no wgmma, and skip some phases.
 PHASES = {
     "begun": "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
     "let go": "wait_for_previous();",
@@ -69,7 +69,7 @@ def _show(sizes: tuple[int, ...], queries: int) -> None:
             with _stamped() as modules:
                 stamped = splits.variant(tile)
                 splits.us(stamped, inputs, split)
-                _stamps(modules).fill(0)  # of other splits
+                _stamps(modules).fill(0)  # clears the stamps of other splits
                 took = splits.us(plain, inputs, split), splits.us(stamped, inputs, split)
             print(f"{sizes} q={queries} {tile.name} {split}: {took[0]:.2f}, with stamps {took[1]:.2f}", flush=True)
             for phase, times in _times(_stamps(modules).get()).items():
@@ -78,7 +78,7 @@ def _show(sizes: tuple[int, ...], queries: int) -> None:
 
 @contextmanager
 def _stamped() -> Iterator[list[Any]]:
-    """Inside, kernels are compiled with stamps and put into the list."""
+    """A context that compiles kernels with stamps and appends them to the list."""
     modules: list[Any] = []
     own, program = cupy.RawModule, nvrtc.program
 
@@ -106,7 +106,7 @@ def _stamps(modules: list[Any]) -> Any:
 
 
 def _times(cycles: np.ndarray) -> dict[str, np.ndarray]:
-    """For each phase that a CTA of the last call reached, the µs since the CTA was let go, for each such CTA."""
+    """The times in µs at which CTAs of the last call reached each phase, since the release of each CTA."""
     mhz = Telemetry(torch.device("cuda", 0)).read().sm_clock_mhz
     assert mhz, "the clock of multiprocessors is not known without NVML"
     since = (cycles.astype(float) - cycles[:, [list(PHASES).index("let go")]]) / mhz

@@ -4,11 +4,11 @@
 of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed before its launch, to show which hangs.
 
 - smoke: one call each, from one block of one head to sequences of all kinds.
-- cases: random cases against float64, with NaN in neighbours and behind lengths, and the output's memory watched.
-- graph: a graph replayed with other lengths, and sequences alone and among others, bit by bit.
-- times: 32 sequences of 73 to 1,886 tokens and equal lengths of the same work, next to other implementations, in µs.
-- caches: 1 and 16 queries over 32 caches. They are checked against float64, and pages bit by bit against none.
-  Then come times next to others, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
+- cases: random cases against float64, with NaN outside the sequences and guards around the output.
+- graph: a graph replayed with other lengths, and sequences alone and in a batch, bit by bit.
+- times: 32 sequences of 73 to 1,886 tokens, and equal lengths of the same work, next to other implementations, in µs.
+- caches: 1 and 16 queries over 32 caches, against float64, and with pages bit by bit against without pages.
+  Then times next to other implementations, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
 """
 
 import math
@@ -41,12 +41,12 @@ LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150}
 CASES = 300
 SENTINEL = -77.0
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-"""The largest relative error of rounding."""
+"""The largest relative rounding error."""
 
 
 @dataclass
 class Batch:
-    """Sequences with their numbers of queries and keys, packed or padded, and a call of them."""
+    """Sequences with their numbers of queries and keys, packed or padded, as inputs of a call."""
 
     queries: list[int]
     keys: list[int]
@@ -67,7 +67,7 @@ class Batch:
         return f"{kind} {sizes} {len(some)} sequences {some[:6]}"
 
     def draw(self, seed: int) -> None:
-        """Make the tensors: NaN wherever no sequence is, and in the sequences that are holes."""
+        """Make the tensors. Memory outside the sequences, and sequences that are holes, hold NaN."""
         torch.manual_seed(seed)
         some = random.Random(seed)
         self.parts = []
@@ -75,13 +75,13 @@ class Batch:
             sizes = ((queries, self.heads), (keys, self.kv_heads), (keys, self.kv_heads))
             parts = [torch.randn(n, h, self.head_dim, device=GPU) for n, h in sizes]
             parts[0] *= self.spread
-            if some.random() < 0.3:  # scores that rise
+            if some.random() < 0.3:  # rising scores
                 parts[1] += parts[0].mean() + torch.linspace(0, 2, max(keys, 1), device=GPU)[:keys, None, None]
             if number in self.holes:
                 parts = [torch.full_like(part, torch.nan) for part in parts]
             self.parts.append([part.to(self.dtype) for part in parts])
         before, behind = (0, 0) if self.padded else (some.choice((0, 3)), some.choice((0, 130)))
-        longer = some.choice((0, 1, 70)), some.choice((0, 1, 70))  # of Q, and of K and V
+        longer = some.choice((0, 1, 70)), some.choice((0, 1, 70))  # additional tokens of Q, and of K and V
         self.tensors = []
         for number, (lengths, heads) in enumerate(
             ((self.queries, self.heads), (self.keys, self.kv_heads), (self.keys, self.kv_heads))
@@ -91,11 +91,11 @@ class Batch:
                 order = some.choice(((0, 1, 2, 3), (0, 2, 1, 3)))
                 shape: tuple[int, ...] = (len(lengths), size, heads, self.head_dim)
                 memory = torch.full([shape[i] for i in order], torch.nan, dtype=self.dtype, device=GPU)
-                tensor = memory.permute(order)  # (sequences, tokens, heads, head_dim) in another order in memory
+                tensor = memory.permute(order)  # (sequences, tokens, heads, head_dim) with another order in memory
                 places = [tensor[i, :n] for i, n in enumerate(lengths)]
                 self.tensors.append(tensor.transpose(1, 2))
             else:
-                wide = some.choice((1, 1, 2))  # a view of memory that holds other things too
+                wide = some.choice((1, 1, 2))  # 2: a view of memory twice as wide
                 shape = (before + sum(lengths) + behind, heads * wide, self.head_dim)
                 tensor = torch.full(shape, torch.nan, dtype=self.dtype, device=GPU)[:, :heads]
                 places = list(tensor[before : before + sum(lengths)].split(lengths))
@@ -112,7 +112,7 @@ class Batch:
             ]
 
     def call(self) -> Tensor:
-        """O by `attend`, which raises if the kernel doesn't serve it."""
+        """O by `attend`; raises if the kernel doesn't serve the batch."""
         q, k, v = self.tensors
         if self.padded:
             return ragged.padded(q, k, v, self.causal, self.scale, *self.lengths)
@@ -129,7 +129,7 @@ class Batch:
         return list(output[begin:end].split(self.queries))
 
     def worst(self, output: Tensor) -> tuple[float, str]:
-        """The largest error over that of rounding, and a word on rows that were written and belong to no sequence."""
+        """The largest error over the rounding error, and words about written rows that belong to no sequence."""
         found, words = 0.0, ""
         for number, (own, (q, k, v)) in enumerate(zip(self.outputs_of(output), self.parts, strict=True)):
             if number in self.holes or not len(q):
@@ -149,7 +149,7 @@ class Batch:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """O of one sequence in float64, and the same of absolute values of V."""
+    """O of one sequence in float64, and O computed with the absolute values of V."""
     group = q.shape[1] // k.shape[1]
     queries, keys, values = (t.double().transpose(0, 1) for t in (q, k, v))
     if not len(k):
@@ -164,7 +164,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 
 
 def watched(call: Callable[[], Tensor]) -> Tensor:
-    """A call whose output is in memory that holds nothing but SENTINEL."""
+    """The output of a call; its memory held only SENTINEL before."""
     like, outputs.like = outputs.like, lambda q, dtype=None: torch.empty_like(q, dtype=dtype).fill_(SENTINEL)
     try:
         return call()
@@ -174,7 +174,7 @@ def watched(call: Callable[[], Tensor]) -> Tensor:
 
 def check(batch: Batch, seed: int) -> bool:
     if not sum(batch.queries) or not sum(batch.keys):
-        return True  # not the kernel's
+        return True  # the kernel doesn't serve empty batches
     batch.draw(seed)
     worst, words = batch.worst(watched(batch.call))
     torch.cuda.synchronize()
@@ -254,7 +254,7 @@ def ends_of(*lengths: int) -> Tensor:
 
 
 def of_each(function: Callable[[Any], Tensor], each: Iterable[Any] = range(3)) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V by a function of each of 3 items."""
+    """Apply a function to each of 3 items; returns Q, K and V."""
     q, k, v = map(function, each)
     return q, k, v
 
@@ -298,7 +298,7 @@ def captured_calls(call: Callable[[], Any], calls: int) -> torch.cuda.CUDAGraph:
 
 
 def timed(named: Iterable[tuple[str, Callable[[], Any]]], title: str, calls: int = 10, rounds: int = 15) -> None:
-    """Print the median µs of each call, of graphs in turns."""
+    """Print the median µs of each call, by graphs in turns."""
     graphs = {}
     for name, call in named:
         try:
@@ -322,7 +322,7 @@ def timed(named: Iterable[tuple[str, Callable[[], Any]]], title: str, calls: int
 def packed_calls(
     q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool
 ) -> Iterable[tuple[str, Callable[[], Any]]]:
-    """Calls of everything that takes packed sequences ``(tokens, heads, head_dim)``."""
+    """A call of each implementation that takes packed sequences ``(tokens, heads, head_dim)``."""
     ends = ends_of(*lengths)
     views = ragged.by_head(q, k, v)
     rung = ladder.rung(rungs.RAGGED)
@@ -434,7 +434,7 @@ def caches() -> None:
 
 
 def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Caches in pages in the order of vLLM, at random places, and their table."""
+    """Paged caches in vLLM's layout, at random places, and their table."""
     batch, heads, keys, head_dim = k.shape
     table = torch.randperm(batch * keys // size, device=GPU).to(torch.int32)
     made = []

@@ -97,7 +97,7 @@ _KERNELS: dict[tuple[object, ...], rungs.Kernel] = {}
 
 
 def _kernel(folder: Path, name: str, head_dim: int, tile: str) -> rungs.Kernel:
-    """An instance of a folder's kernel. Sources are read as it is compiled: by the first call, which follows."""
+    """An instance of this folder's kernel. Its first call, which comes next, reads the sources and compiles them."""
     os.environ["ATTNLAB_KERNELS"] = str(folder)
     key = (folder, head_dim, tile)
     if key not in _KERNELS:

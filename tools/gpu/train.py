@@ -1,8 +1,8 @@
 """Train a small causal transformer with SDPA and with attnlab.attend: a minute on an H200, and no run.
 
-``PYTHONPATH=lib python3 tools/gpu/train.py`` prints the losses of 200 steps side by side for D = 64 and 128, and their
-mean distance from SDPA's. It also prints the median time of a step by CUDA events. All runs see the same tokens. 2 more
-runs of SDPA begin elsewhere: with weights of another seed, and with weights larger by 2^-9, a rounding to bfloat16.
+``PYTHONPATH=lib python3 tools/gpu/train.py`` prints the losses of 200 steps for D = 64 and 128 in columns, and their
+mean distance from SDPA's. It also prints the median latency of a step by CUDA events. All runs see the same tokens. 2
+more runs of SDPA have other initial weights: by another seed, and larger by 2^-9, a rounding to bfloat16.
 """
 
 import statistics
@@ -20,13 +20,13 @@ from attnlab.measuring.subjects.sdpa import sdpa
 LAYERS, WIDTH, LENGTH, BATCH, TOKENS = 6, 768, 1024, 16, 256
 GPU = torch.device("cuda")
 STEPS, EVERY = 200, 20
-"""Steps of a run, and those of which a printed loss is the mean."""
+"""The steps of a run, and the number of steps over which a printed loss is averaged."""
 Run = tuple[list[float], list[float]]
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each after a normalisation."""
+    """Attention and a feed-forward layer, each after normalization."""
 
     def __init__(self, head_dim: int, attention: Attention) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Bytes in, logits of the next bytes out."""
+    """A model from bytes to logits of the next bytes."""
 
     def __init__(self, head_dim: int, attention: Attention) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Model(nn.Module):
 
 
 def text() -> Tensor:
-    """The bytes of this project's own sources and pages."""
+    """The bytes of this project's sources and pages."""
     root = Path(__file__).resolve().parents[2]
     files = sorted(path for suffix in ("py", "md", "cu", "cuh") for path in root.glob(f"[dkltn]*/**/*.{suffix}"))
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8)
 
 
 def train(attention: Attention, head_dim: int, seed: int = 0, larger: float = 0.0) -> Run:
-    """The loss of each step, and its milliseconds; the initial weights of a seed are larger by this share."""
+    """The loss and the ms of each step. `larger` is the share by which the seed's initial weights are scaled up."""
     torch.manual_seed(seed)
     model, every = Model(head_dim, attention).to(GPU), text().to(GPU)
     with torch.no_grad():

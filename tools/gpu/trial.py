@@ -27,7 +27,7 @@ from attnlab.study.shapes import Shape
 
 DEVICE = torch.device("cuda")
 COMPARED_HEADS = 4
-"""Heads of the first sequence, over which errors are taken."""
+"""Heads of the first sequence over which errors are taken."""
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def shape_of(stated: str, kind: str) -> Shape:
 
 
 def _case(name: str, all_windows: list[Windows], shape: Shape) -> Case:
-    """A case on one memory, or on several of which each call of a graph reads the next."""
+    """A case on one set of inputs, or on several: each call of a graph reads the next set."""
     implementation = registry.find(name)
     if len(all_windows) == 1:
         return Case.of(implementation, all_windows[0], shape)

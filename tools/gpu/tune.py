@@ -1,6 +1,6 @@
 """Tune `kernel.best` on all GPUs of a machine at once, as `make tune` does on one: each takes a part of the shapes.
 
-``PYTHONPATH=lib python3 tools/gpu/tune.py`` writes all choices into the tuning of the device. The logs are
+``PYTHONPATH=lib python3 tools/gpu/tune.py`` writes all choices into the device's tuning file. The logs are
 /tmp/tune.*.log.
 """
 
@@ -24,7 +24,7 @@ def main() -> None:
     gpus, made = range(torch.cuda.device_count()), tuning.path(torch.cuda.get_device_name())
     device = torch.device("cuda")
     finalists = tune.Finalists(ladder.drawn(), device, devices.describe(device)["multiprocessors"])
-    tune.compile_all(finalists, tune.SHAPES, ("float16", "bfloat16"))  # a run after it needs both
+    tune.compile_all(finalists, tune.SHAPES, ("float16", "bfloat16"))  # a later run needs both dtypes
     running = [_begin(gpu, len(gpus)) for gpu in gpus]
     if failed := [gpu for gpu, process in zip(gpus, running, strict=True) if process.wait()]:
         raise SystemExit(f"it failed on GPU {', '.join(map(str, failed))}: see /tmp/tune.*.log")

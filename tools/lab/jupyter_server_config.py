@@ -1,6 +1,6 @@
-"""Makes JupyterLab save the notebooks that git tracks without outputs and without additions of a kernel.
+"""Makes JupyterLab save tracked notebooks without outputs and without a kernel's metadata.
 
-The .py next to a notebook is written with it.
+It also writes the .py next to a notebook.
 """
 
 import json
@@ -28,7 +28,7 @@ def as_tracked(model: dict[str, Any], path: str, **_: Any) -> None:
 
 
 def with_its_py(os_path: str, model: dict[str, Any], **_: Any) -> None:
-    """Write the .py of a notebook that was saved."""
+    """Write the .py of a saved notebook."""
     if model["path"] in TRACKED and model["type"] == "notebook":
         jupytext.write(jupytext.read(os_path), Path(os_path).with_suffix(".py"), fmt="py:percent")
 
