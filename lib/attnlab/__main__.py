@@ -1,4 +1,4 @@
-"""The command line behind the Makefile, from its first moment on."""
+"""The entry point of the command line, which the Makefile calls."""
 
 import sys
 
@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
         SystemExit: the arguments can't be parsed; the status is 2.
     """
     try:
-        # That takes seconds. An import that Ctrl-C cuts off may leave the interpreter with a status of its own.
+        # The import takes seconds. If Ctrl-C interrupted it, the exit status might be another than 130.
         with ctrl_c_blocked():
             from attnlab import commands
 

@@ -23,16 +23,16 @@ from attnlab.study import implementations, studies
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    The status is 1 after an error, which is reported in one line. It is 3 where `compare` was to fail, and 130 where
-    Ctrl-C or SIGTERM cut off measuring.
+    The status is 1 after an error, which is reported in one line. It is 3 if `compare` had to fail on slower cases and
+    found some, and 130 if Ctrl-C or SIGTERM interrupted a measurement.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, where nothing was being measured.
+        KeyboardInterrupt: Ctrl-C outside of a measurement.
         SystemExit: the arguments can't be parsed; the status is 2.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII has no µ
+        sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal has no µ
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
@@ -51,13 +51,13 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, as every other error is reported; a name has to be given in full."""
+    """A parser that reports a mistake in one line, like all other errors; options can't be abbreviated."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
-        """Parse as argparse does, but report unknown arguments here: the parser above knows fewer options."""
+        """Parse as argparse does, but report unknown arguments here: the parent parser knows fewer options."""
         found, unknown = super().parse_known_args(*given, **named)
         if unknown:
             near = suggestion(unknown[0].partition("=")[0], self._option_string_actions)
@@ -131,7 +131,7 @@ def _measure(options: argparse.Namespace) -> str:
         if stated and studies.load(stated) != study:
             of = f"the run {options.run!r} is of the study {study.name!r}"
             raise UserError(f"{of}: leave STUDY out, or name a new run")
-        write.require_incomplete(options.run, manifest)  # whatever device is here
+        write.require_incomplete(options.run, manifest)  # on any device
     elif options.run and not stated and (begun := write.begun(options.run)):
         study = studies.parse(begun["study"], options.run)
     else:
@@ -208,7 +208,7 @@ def _dispatch(options: argparse.Namespace) -> None:
 
     several = [frames.load(run) for run in options.run.split(",")]
     device, before, replaced = several[0].manifest["device"]["name"], None, ""
-    with suppress(UserError):  # there is none, or nothing that is one
+    with suppress(UserError):  # there is no table, or an invalid one
         before = dispatch.load(dispatch.path(device), device)
     made = choices.table(*several, before=before)
     if before is not None:

@@ -1,7 +1,7 @@
 """One interactive page about a run: choose clock, cache, type, mask, values and baseline; click a cell for its samples.
 
-`explore` returns an Altair chart, which JupyterLab shows. `write` saves it as one HTML file that loads nothing. The
-page computes nothing: its numbers are those of `attnlab.compare`, and its sentences those of `attnlab.statement`.
+`explore` returns an Altair chart, which JupyterLab shows. `write` saves it as one HTML file, which needs no network.
+The page computes nothing: its numbers come from `attnlab.compare`, and its sentences from `attnlab.statement`.
 """
 
 import html
@@ -20,14 +20,14 @@ from attnlab.frames import CASE, TIMING, compare
 from attnlab.tables import heading, statement
 
 KEY = [*CASE, *TIMING]
-SAMPLES = 40  # at most, of a case: quantiles, evenly spaced from the least to the largest
+SAMPLES = 40  # the most samples of a case: evenly spaced quantiles from the smallest to the largest
 BASELINES = ("sdpa.auto", "sdpa.cudnn", "sdpa.flash", "kernel.best")  # and the fastest peer, if a run has them
 CHOICES = ("baseline", "clock", "cache", "dtype", "mask", "head_dim", "values")  # the columns that a drop-down fixes
-FIRST = ("kernel.best", "sdpa.auto", "device", "warm", "float16", "none", "64", "normal")  # on opening, where there are
-MIME = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab 4 draws by itself
-INK, ACCENT = "CanvasText", "#e6007a"  # of text in light and in dark; of the chosen cell and of medians
+FIRST = ("kernel.best", "sdpa.auto", "device", "warm", "float16", "none", "64", "normal")  # selected first, if measured
+MIME = "application/vnd.vegalite.v5+json"  # the newest that JupyterLab 4 draws without extensions
+INK, ACCENT = "CanvasText", "#e6007a"  # of text, in light and dark themes; of the chosen cell and of medians
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-HERE, CANDIDATE, BASELINE = "\ue000", "\ue001", "\ue002"  # stand for a number and for names in a pattern
+HERE, CANDIDATE, BASELINE = "\ue000", "\ue001", "\ue002"  # placeholders for a number and for names in a pattern
 SIGNS = "Blue is faster than the baseline. “=”: equivalent, “?”: inconclusive."
 DOTS = f"Click a cell for its statement and {SAMPLES} quantiles of its samples."
 PAGE = """<!DOCTYPE html><html lang="en">
@@ -59,7 +59,7 @@ class Explorer(alt.VConcatChart):
 def explore(run: Any) -> alt.VConcatChart:
     """A heat map of speedups (candidates by shapes) with drop-downs; a click shows samples in µs and the statement.
 
-    Raises UserError where the run holds no comparison.
+    Raises UserError if the run has no comparison.
     """
     cases = _cases(run.samples[~run.samples["implementation"].str.startswith("control.")])
     verdicts = _verdicts(run.samples, cases)
@@ -86,8 +86,8 @@ def explore(run: Any) -> alt.VConcatChart:
 
 
 def write(run: Any, path: Path) -> None:
-    """Save the page of `explore` as one HTML file, whole or not at all; no text of the run can end its script."""
-    from vl_convert import javascript_bundle  # an engine of JavaScript, which explore doesn't need
+    """Save the page of `explore` as one HTML file, atomically; no text of the run can end its script."""
+    from vl_convert import javascript_bundle  # a JavaScript engine, which explore doesn't need
 
     data = json.dumps(explore(run).to_dict(), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def _verdicts(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _patterns(verdicts: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
-    """Every pattern of a statement once; for each comparison its pattern's place and the numbers that fill it."""
+    """The distinct patterns of statements; for each comparison, the index of its pattern and the numbers in it."""
     rows = verdicts.to_dict("records")
     texts = [str(statement(r)).replace(r["candidate"], CANDIDATE).replace(r["baseline"], BASELINE) for r in rows]
     places, unique = pd.factorize(pd.Series([NUMBER.sub(HERE, text) for text in texts], dtype=object))
@@ -140,7 +140,7 @@ def _patterns(verdicts: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, list[st
 
 
 def _csv(frame: pd.DataFrame, *numbers: str) -> alt.InlineData:
-    """A frame as inline data; the other columns stay text."""
+    """A frame as inline CSV; columns that are not in `numbers` are text."""
     parse = {name: "number" if name in numbers else "string" for name in frame.columns}
     return alt.InlineData(frame.to_csv(index=False, lineterminator="\n"), format=alt.CsvDataFormat(parse, type="csv"))
 
@@ -168,7 +168,7 @@ def _heatmap(shown: alt.Chart, click: alt.Parameter, cases: pd.DataFrame) -> alt
 
 
 def _text(one: alt.Chart, patterns: alt.InlineData) -> alt.Chart:
-    """The statement of the chosen comparison: its pattern with numbers and names filled in, broken into lines."""
+    """The statement of the chosen comparison: its pattern with numbers and names, wrapped into lines."""
     names = f"join(split(join(split(datum.filled, '{CANDIDATE}'), datum.implementation), '{BASELINE}'), datum.baseline)"
     broken = f"replace({names}, regexp('(.{{1,58}})( |$)', 'g'), '$1\\n')"
     return (

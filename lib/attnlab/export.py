@@ -1,4 +1,4 @@
-"""Exports a run as plain files for readers without attnlab: 2 JSON files, and the samples as NumPy arrays."""
+"""Export a run as plain files for readers without attnlab: 2 JSON files, and the samples as NumPy arrays."""
 
 import json
 import re
@@ -20,16 +20,16 @@ KEY = [*CASE, *TIMING]
 
 
 def export(name: str) -> Path:
-    """Write a run to ``exports/<run>/``, whole or not at all, and return that folder.
+    """Write a run to ``exports/<run>/`` atomically, and return that folder.
 
     ``summary.json`` holds `configs` (the shapes); `cases` (the columns of `summarize`, `add_work` and `add_floor`, and
     the `files` of samples); `comparisons` with the baseline, and its `control` (the columns of `compare`). ``env.json``
-    is the manifest. ``latencies/*.npy`` hold the samples of a replicate in µs, in the order taken.
+    is the manifest. ``latencies/*.npy`` hold the samples of a case in a replicate in µs, in the order of measurement.
 
-    Units are in the names. Unknown and infinite values are null. The same run gives the same bytes.
+    Names contain the units. Unknown and infinite values are null. The same run gives the same bytes.
 
     Raises:
-        UserError: there is no such run, or the folder holds anything but its export.
+        UserError: there is no such run, or the folder holds other files than an export of it.
     """
     run, target = load(name), paths.exports() / name
     _require_place(target, name)
@@ -61,7 +61,7 @@ def export(name: str) -> Path:
 
 
 def _require_place(target: Path, run: str) -> None:
-    """UserError if a folder holds anything but an export of this run: it would be lost."""
+    """Raise UserError if a folder holds other files than an export of this run: they would be lost."""
     target.parent.mkdir(parents=True, exist_ok=True)
     there = [path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()]
     foreign = [path for path in there if not re.fullmatch(r"(summary|env)\.json|latencies/[\w.%-]+\.npy", path)]

@@ -1,8 +1,8 @@
 """A recorded run as tidy frames: a row per sample, then a row per case, then a row per comparison.
 
 Every function takes frames and gives a frame. Latencies are in microseconds (`_us`), shares in percent (`_pct`).
-Frames of your own work too: `implementation` and `latency_us` are needed, and axes that are left out are those of
-`Shape`. A wrong column, a name that was not measured or samples that must not be pooled: UserError, one line.
+Your own frames work too: they need `implementation`, `latency_us` and the first 4 axes; other axes have the defaults of
+`Shape`. A wrong column, a name that was not measured, or samples that must not be pooled raise UserError.
 """
 
 import math
@@ -28,7 +28,7 @@ AXES = list(Shape.AXES)
 TIMING = list(schema.TIMING)
 CASE = list(schema.CASE)
 LEAST_CARDS = 3
-"""2 cards can't stand for others of their kind: an interval over 2 is 12.7 standard errors to either side."""
+"""The fewest cards that serve as blocks: with 2, a 95 % interval is ±12.7 standard errors."""
 QUANTILES = {"p95": 0.95, "p99": 0.99}
 USED = ["replicate", "block", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
 """The columns of samples that inference reads, in addition to those of the case and its timing."""
@@ -37,17 +37,17 @@ DEFAULTS = {axis: getattr(Shape(1, 1, 1, 8), axis) for axis in AXES[4:]} | {
     **{"sm_clock_mhz": np.nan, "throttled": np.nan, "run": ""},
 }
 MAD = 1.4826
-"""Standard deviation of normal values around 0 over the median of their distances from it."""
+"""The standard deviation of normal values over their median absolute deviation."""
 
 
 def load(name: str) -> schema.Run:
     """Read a run: `.samples .checks .cases .processes .panel .profile .ceilings ...` are frames, `.manifest` is a dict.
 
     `.samples` has the samples of cases that passed every check in every replicate, and 4 more columns: `card`;
-    `block`, the independent unit of intervals (the card of 3 cards or more, else the replicate); `tick_us`, the step of
-    the clock divided by the launches of a sample; and `run`.
+    `block`, the independent unit of intervals (the card if there are 3 or more, else the replicate); `tick_us`, the
+    step of the clock divided by the launches of a sample; and `run`.
 
-    Raises UserError: there is no such run, it was changed after it was recorded, or it contradicts itself.
+    Raises UserError: there is no such run, it was changed after it was recorded, or it is inconsistent.
     """
     seal = read.read_manifest(str(name))["seal"]
     if is_judged := cache.is_marked(str(name), f"judged {seal}"):
@@ -59,7 +59,7 @@ def load(name: str) -> schema.Run:
 
 
 def with_blocks(run: schema.Run) -> schema.Run:
-    """A run as it was read, with the samples that passed and the columns of `load`."""
+    """A run with only the samples that passed, and with the columns that `load` adds."""
     samples = _passed(run.samples, run.cases)
     card, block = samples["process"].map(run.processes.set_index("process")["card"]), samples["replicate"].astype(str)
     if card.nunique() >= LEAST_CARDS:
@@ -73,7 +73,7 @@ def with_blocks(run: schema.Run) -> schema.Run:
 def _passed(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
     """The samples of cases that were measured in every replicate.
 
-    A shape whose cases are not recorded yet was cut off before its last checks: that replicate doesn't count.
+    If the cases of a shape are not recorded yet, its last checks are missing: that replicate doesn't count.
     """
     if samples.empty or cases.empty:
         return samples.head(0)
@@ -87,14 +87,14 @@ def _passed(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _number(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
-    """The number of each row's key, in the order in which keys come first."""
+    """The number of each row's key; keys are numbered by first appearance."""
     return rows.groupby(columns, sort=False, dropna=False).ngroup().to_numpy()
 
 
 def target(run: schema.Run, **stated: Any) -> dict[str, Any]:
     """The axes of the study's target and its first timing; stated values replace them unless they are None.
 
-    Raises UserError: an axis that is not one.
+    Raises UserError: a stated name is not an axis.
     """
     study = studies.recorded(run.manifest)
     there = run.samples[TIMING].drop_duplicates()
@@ -103,7 +103,7 @@ def target(run: schema.Run, **stated: Any) -> dict[str, Any]:
     given = {axis: value for axis, value in stated.items() if value is not None}
     for axis in given:
         require_column(axis, known)
-    for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):  # as many as there are queries, if they were
+    for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):  # still equal, if they were
         if like in given and axis not in given and known[axis] == known[like]:
             given[axis] = given[like]
     return known | given
@@ -135,7 +135,7 @@ def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
 
 
 def is_equal(frame: pd.DataFrame, equal: Mapping[str, Any]) -> pd.Series:
-    """A mask of the rows at which columns have these values; there may be none."""
+    """A mask of the rows at which columns have these values; it may be all False."""
     return (frame[list(equal)] == pd.Series(equal)).all(axis=1)
 
 
@@ -161,7 +161,7 @@ class _Taken:
 
 
 def _by_case(samples: pd.DataFrame) -> dict[tuple[Any, ...], _Taken]:
-    """The samples of each case by the values of CASE and TIMING, in the order in which cases come first."""
+    """The samples of each case by the values of CASE and TIMING; cases are in order of first appearance."""
     columns = [*CASE, *TIMING]
     case, block = _number(samples, columns), pd.factorize(samples["block"], use_na_sentinel=False)[0]
     replicate = pd.factorize(samples["replicate"])[0]
@@ -180,7 +180,7 @@ def _by_case(samples: pd.DataFrame) -> dict[tuple[Any, ...], _Taken]:
 
 
 def _prepared(samples: pd.DataFrame) -> pd.DataFrame:
-    """The columns that inference reads; axes that a frame leaves out are those of `Shape`.
+    """The columns that inference reads; axes that a frame lacks have the defaults of `Shape`.
 
     Raises UserError: a column is missing; samples are of several runs; a latency is not a positive number.
     """
@@ -204,7 +204,7 @@ def _prepared(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def summarize(samples: pd.DataFrame) -> pd.DataFrame:
-    """A row per case and timing, without controls, in the order in which cases come first.
+    """A row per case and timing, without controls, in order of first appearance.
 
     Columns, after CASE and TIMING: replicates, blocks, launches, sm_clock_mhz, throttled_pct; samples, median_us with
     its 95 % interval low_us to high_us (`stats.bootstrap_ci`), mean_us, std_us, cv_pct, min_us, max_us; outliers_pct by
@@ -264,7 +264,7 @@ def _summary(taken: _Taken) -> dict[str, float]:
 
 
 def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
-    """A row per candidate, shape and timing: the candidate against the baseline, from rounds taken together.
+    """A row per candidate, shape and timing: the candidate against the baseline, from the same rounds.
 
     Columns: candidate, baseline, AXES, TIMING, baseline_us, candidate_us, speedup with its 95 % interval low to high
     (`stats.ratio_ci`, rounds paired), p (`stats.difference_pvalue`), p_holm (adjusted over the candidates at the shape
@@ -282,7 +282,7 @@ def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
 def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     """The baseline against itself (A/A) at each shape and timing: the columns of `compare`, and `excludes_1`.
 
-    Any decision of faster or slower here is an error. The p-value is not adjusted.
+    Any decision of faster or slower here is a false positive. The p-value is not adjusted.
 
     Raises UserError: as `compare`; the run has no control of the baseline.
     """
@@ -305,7 +305,7 @@ def require_implementation(frame: pd.DataFrame, name: str, column: str = "implem
 
 
 def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bool = False) -> pd.DataFrame:
-    """The candidates, or the control alone, at each place: one family of tests."""
+    """The candidates, or the control alone; the tests at a shape and timing are one family."""
     places: dict[tuple[Any, ...], dict[str, _Taken]] = {}
     for (name, *place), taken in _by_case(samples).items():
         places.setdefault(tuple(place), {})[str(name)] = taken
@@ -335,7 +335,7 @@ COMPARED = [
 
 
 def _paired(one: _Taken, other: _Taken) -> bool:
-    """Whether rounds can be paired: both sides have as many in each block."""
+    """Whether rounds can be paired: both sides have the same number in each block."""
     return [block.size for block in one.blocks] == [block.size for block in other.blocks]
 
 
@@ -345,14 +345,14 @@ def _judged(judge: Callable[..., Any], base: _Taken, other: _Taken, **options: A
 
 
 def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values", of: str = "speedup") -> pd.DataFrame:
-    """Per candidate, shape and timing the row of `compare` with the least speedup over an axis (`values`, say).
+    """For each candidate, shape and timing, the row of `compare` with the least speedup over an axis, e.g. `values`.
 
-    A claim holds for the worst. Zeros are left out next to other values: no program computes attention over them. More
-    columns: `n`, on how many values of the axis the candidate was timed; `mean`, the geometric mean of its speedups;
-    `highest`, the largest; `lacking`, on how many values others were timed and it was not.
+    A claim must hold for this row. Zeros are skipped if other inputs were timed: no program attends to zeros.
+    More columns: `n`, the number of the axis's values at which the candidate was timed; `mean`, the geometric mean of
+    its speedups; `highest`, the largest; `lacking`, the number of values at which only others were timed.
 
     Args:
-        of: `speedup`, or a ratio of `compare_errors`, whose largest is its worst.
+        of: `speedup`, or a ratio of `compare_errors`, of which the largest is the worst.
 
     Raises UserError: no such column.
     """
@@ -377,11 +377,11 @@ def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values", of: str 
 def over_fastest(samples: pd.DataFrame, candidate: str, besides: Sequence[str] = ()) -> pd.DataFrame:
     """A row of `compare` per shape and timing: the candidate over the fastest of SDPA's backends and peers there.
 
-    `fastest` names it, in place of `baseline`. More columns: sdpa_us of ``sdpa.auto``, and over_sdpa, the speedup over
-    that.
+    The column `fastest` has its name and replaces `baseline`. More columns: sdpa_us, the latency of ``sdpa.auto``, and
+    over_sdpa, the speedup over it.
 
     Args:
-        besides: implementations that are not among the others, such as one that chooses from them.
+        besides: implementations that don't count among the others, e.g. one that chooses from them.
     """
     others = [name for name in samples["implementation"].unique() if str(name).startswith(("sdpa.", "peer."))]
     pairs = (compare(samples[samples["implementation"].isin([other, candidate])], other) for other in others)
@@ -399,11 +399,11 @@ def _geometric_mean(ratios: pd.Series) -> float:
 def drawn(
     run: schema.Run, candidate: str = implementations.DISPATCH, clock: str = "device", cache: str = "warm"
 ) -> pd.DataFrame:
-    """A row per shape that the run's study drew, losses and shapes without a latency too: the candidate and the others.
+    """A row per random shape of the run's study: the candidate and the others, also where it lost or has no latency.
 
     Columns: AXES, label, keys (`KEYS`), clears (the baseline's call clears memory first), us of the candidate,
     baseline_us, speedup, fastest (of implementations that are not ours), fastest_us, over_fastest. Ratios are above 1
-    where the candidate is faster, and NaN where it or the other was not measured.
+    if the candidate is faster, and NaN if one of the 2 was not measured.
 
     Raises UserError: the study drew no shapes; the candidate or the timing was not measured.
     """
@@ -426,11 +426,11 @@ def drawn(
 
 
 KEYS = ["up to 64 keys", "up to 512 keys", "more keys"]
-"""The classes of lengths in `drawn`."""
+"""The classes of kv_len in `drawn`."""
 
 
 def summarize_drawn(rows: pd.DataFrame) -> pd.DataFrame:
-    """2 rows for all of `drawn`, for each class of lengths, and for shapes with and without a memset.
+    """2 rows each for all of `drawn`, for each class of kv_len, and for shapes with and without a memset.
 
     Columns: part, over (`baseline` or `fastest`), shapes, unmeasured, speedup (geometric mean), least, losses (shapes
     with a ratio below 1), total (the ratio of the sums of all times).
@@ -474,10 +474,10 @@ def compare_runs(before: schema.Run, after: schema.Run) -> pd.DataFrame:
     """A row per case and timing that both runs measured: is it faster or slower now, by more than the runs' noise?
 
     Columns: CASE, TIMING, before_us, after_us, speedup (before over after) with its interval low to high (Welch's t, or
-    the bootstrap), p_holm (over all cases under the timing), noise, decision, edited (a kernel of another source).
+    the bootstrap), p_holm (over all cases under the timing), noise, decision, edited (the kernel's source differs).
     `noise`, a fraction, is the largest of 3. One is the smallest effect that A/A of either run can detect here. The
     others are the distances between both runs of the unchanged implementations, at this shape and over all shapes
-    (Student's t on their median). Nothing closer is called faster or slower.
+    (Student's t on their median). A smaller difference is never called faster or slower.
 
     Raises UserError: the runs share no case under the same timing.
     """
@@ -544,7 +544,7 @@ def _noise(table: pd.DataFrame, unchanged: set[str], sides: list[pd.DataFrame]) 
 
 
 def _reach(distances: np.ndarray) -> float:
-    """The distance that another one stays below with probability 1 - ALPHA; 0 without any."""
+    """The bound that a further distance stays below with probability 1 - ALPHA; 0 without distances."""
     if not distances.size:
         return 0.0
     return stats.student(distances.size, 1 - ALPHA / 2) * MAD * float(np.median(distances))

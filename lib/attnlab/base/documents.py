@@ -1,4 +1,4 @@
-"""Pydantic models of statements and records: shared types, validation, and JSON files with one model each."""
+"""Pydantic models of inputs and records: shared types, validation, and JSON files with one model each."""
 
 import hashlib
 import json
@@ -20,14 +20,14 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def validated(model: type[Model], stated: Any, where: str = "", context: Any = None, advice: str = "") -> Model:
-    """Validate a statement as a model.
+    """Validate input as a model.
 
     Args:
-        where: the origin of the statement; the message begins with it and ends with the `advice`.
-        context: the input of the model's own rules.
+        where: the source of the input; the error message begins with it and ends with `advice`.
+        context: passed to the model's validators.
 
     Raises:
-        UserError: something is wrong with a field; the message is one line.
+        UserError: a field is invalid; the message is one line.
     """
     try:
         return model.model_validate(stated, context=context)
@@ -42,7 +42,7 @@ def write(path: Path, held: BaseModel) -> Path:
     """Write a model to a file, or to the user's own version of an installed one; returns the path that was written."""
     path = paths.users(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A line for each field, and for each entry of a list: a change of one is read and reviewed.
+    # One line for each field and each list entry, so that diffs are short.
     fields = ",\n".join(f" {_json(name)}: {_lines(value)}" for name, value in held.model_dump(mode="json").items())
     write_atomically(path, f"{{\n{fields}\n}}\n".encode())
     return path
@@ -68,7 +68,7 @@ def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -
         command: the command that writes such a file.
 
     Raises:
-        UserError: the file doesn't exist, can't be read, or holds something else.
+        UserError: the file doesn't exist, can't be read, or isn't such a model.
     """
     where = paths.shown(path)
     try:
@@ -83,5 +83,5 @@ def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -
 
 
 def digest(content: Any) -> str:
-    """SHA-256 of anything that JSON can hold, independent of the order of keys."""
+    """SHA-256 of a value that JSON can represent, independent of the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -22,7 +22,7 @@ class UserError(Exception):
     status = 1
 
     def __str__(self) -> str:
-        return printable(super().__str__())  # it may quote a text of anyone's
+        return printable(super().__str__())  # it may quote untrusted text
 
     def _render_traceback_(self) -> list[str]:
         # IPython calls this to find out how to show an exception.
@@ -36,13 +36,13 @@ class Interrupted(UserError):
 
 
 class Slower(UserError):
-    """A run is slower than the one before it, where the user asked that this be a failure."""
+    """A run is slower than an earlier run, and the user asked for a failure in that case."""
 
     status = 3
 
 
 class Outdated(UserError):
-    """A run that was cut off can't go on: it began in another environment, with other kernels or another table."""
+    """An interrupted run can't continue: its environment, kernels or dispatch table have changed since it began."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -51,8 +51,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def first_problem(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
-    """The first problem that a model with these fields found, in words; an unknown field before all others."""
-    # A field that is misspelt is missing too.
+    """The first problem that a model with these fields found, in words; unknown fields come first."""
+    # A misspelt field is reported as missing too.
     problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
@@ -62,7 +62,7 @@ def first_problem(error: ValidationError, fields: Mapping[str, FieldInfo]) -> st
         return f"unknown field {field!r}; fields are {', '.join(fields)}{suggestion(str(last), fields)}"
     if problem["type"] == "missing":
         return f"the field {field!r} is missing"
-    expected = problem["msg"].partition(" after validation")[0]  # it goes on with the number of items
+    expected = problem["msg"].partition(" after validation")[0]  # the rest is the number of items
     stated = repr(problem["input"])
     stated = stated if len(stated) <= MOST_SHOWN else f"{stated[:MOST_SHOWN]} …"
     what = f"{expected[0].lower()}{expected[1:]}, not {stated}"

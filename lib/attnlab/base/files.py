@@ -1,4 +1,4 @@
-"""Files that are never left half-written: locks between processes, and the atomic write."""
+"""Locks between processes, and atomic writes of files."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from attnlab.base.errors import UserError
 
 @contextmanager
 def held(path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold a lock while the context lasts; it also ends with the process, however that ends.
+    """Hold a file lock inside the context; the lock is also released if the process is killed.
 
     Args:
         path: the file that is locked; created if it doesn't exist.
@@ -33,7 +33,7 @@ def held(path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[N
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    # Who held the lock until now may have removed the file, and another may hold a new one.
+    # The previous holder may have removed the file, and another process may hold a new one.
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -41,13 +41,13 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def require_writable(folder: Path, variable: str) -> None:
-    """Make sure that a folder is there and takes files, before work is done whose result it is for.
+    """Make sure that a folder exists and is writable, before the work whose result is written there.
 
     Args:
-        variable: of the environment, which names the folder.
+        variable: the environment variable that names the folder.
 
     Raises:
-        UserError: it isn't, or doesn't.
+        UserError: the folder can't be created, or isn't writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # Otherwise, a machine that loses power may have removed the parts without having kept the new name.
+    # Without this, the caller may remove the parts of the file, and a power loss then undo the new name.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,4 +1,4 @@
-"""The process that started this one, Ctrl-C, which reaches both, and SIGTERM."""
+"""End with the parent process, and handle Ctrl-C and SIGTERM."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended, however it did."""
+    """End this process as soon as its parent process has ended, even if the parent was killed."""
     if (parent := multiprocessing.parent_process()) is None:
         return
 
@@ -26,9 +26,9 @@ _INTERRUPTED: list[int] = []
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, Ctrl-C raises KeyboardInterrupt and is kept in mind, as other code may swallow that.
+    """A context in which Ctrl-C raises KeyboardInterrupt and is recorded, since other code may swallow that.
 
-    SIGTERM, by which containers and schedulers of jobs end a process, does the same.
+    SIGTERM, with which containers and job schedulers end a process, does the same.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
@@ -49,7 +49,7 @@ def _interrupt(number: int, _: object) -> None:
 def raise_if_interrupted() -> None:
     """Raise KeyboardInterrupt if a signal arrived inside `interruptible`, even if the first exception was swallowed.
 
-    Callbacks of IPython and finalizers of Python swallow it, for instance.
+    For example, IPython callbacks and Python finalizers swallow it.
     """
     if _INTERRUPTED:
         raise KeyboardInterrupt
@@ -57,7 +57,7 @@ def raise_if_interrupted() -> None:
 
 @contextmanager
 def ctrl_c_blocked() -> Iterator[None]:
-    """Inside, Ctrl-C waits for the end; in a process or a thread that is started inside it stays blocked."""
+    """A context that delays Ctrl-C until its end; in processes and threads started inside, Ctrl-C stays blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

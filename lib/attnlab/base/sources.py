@@ -22,7 +22,7 @@ def reached(module: str) -> list[Path]:
     """The files of this package that importing and using `module` may read, sorted.
 
     Imports within functions count, and so do the ``__init__`` of the packages of modules. The ``__init__`` of attnlab
-    counts only if a module imports from it, since it names all that users need.
+    counts only if a module imports from it, since it names every public function.
     """
     found: set[Path] = set()
     waiting = [module]

@@ -1,11 +1,11 @@
-"""Texts that others wrote, such as the reasons and names of a run: they are data wherever they are printed."""
+"""Untrusted texts, such as the names and reasons in a run: when printed, they must have no effect as markup."""
 
 import re
 import unicodedata
 from typing import Any
 
 PLAIN = r"[\w .,:;/+()@='%-]*"
-"""A name that nothing takes for its own: no Markdown, mathematics, HTML, LaTeX, nor a terminal."""
+"""A name without special meaning in Markdown, mathematics, HTML, LaTeX or a terminal."""
 _NAME = re.compile(rf"(?!.*(?://|\bwww\.)){PLAIN}")
 _MARKDOWN = re.compile(
     r"""[\\`*$]                            # escapes, code, emphasis, mathematics
@@ -19,12 +19,12 @@ _MARKDOWN = re.compile(
 
 
 def escaped(text: str) -> str:
-    """A text within a line of Markdown, where it is read as it stands."""
+    """Escape a text for use in a line of Markdown, which then shows it literally."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def printable(text: str) -> str:
-    """A text whose characters that move a cursor, reverse a line or can't be encoded are spelled out: ``\\x1b``."""
+    """Spell out characters that move a cursor, reverse a line or can't be encoded, e.g. as ``\\x1b``."""
     if re.sub(r"[\n\t]", "", text).isprintable():
         return text
     return "".join(map(_spelled, text))
@@ -36,14 +36,14 @@ def _spelled(character: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text may stand in a sentence as it is, see `PLAIN`."""
+    """Whether a text is safe in a sentence without escapes, see `PLAIN`."""
     return _NAME.fullmatch(text) is not None
 
 
 def first_odd(content: Any, free: frozenset[str], where: str = "") -> tuple[str, str] | None:
-    """The first text in a JSON document that is no name, with its place; texts in fields that are `free` may be any.
+    """The place and the first text in a JSON document that is no name; fields in `free` may have any text.
 
-    A text in a `free` field is found too if `printable` would spell out a part of it.
+    A text in a `free` field is found too if `printable` would change it.
     """
     if isinstance(content, str):
         is_free = where.rpartition(".")[2] in free

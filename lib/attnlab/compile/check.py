@@ -38,7 +38,7 @@ PASSED = {
 """The sizes in bytes of a kernel's first parameters, by `arguments` and `parameters` of its entry. The first match
 counts."""
 CACHE = ".compiled_cache"
-"""The folder next to the kernels that keeps the outcome of compiling them."""
+"""The folder next to the kernels that caches the results of compilation."""
 _KEPT = TypeAdapter(tuple[str, Build])
 
 
@@ -69,7 +69,7 @@ def check(name: str = "") -> None:
 
 
 def rows(rung: Rung, architecture: str, build: Build) -> list[dict[str, Any]]:
-    """The resources of each instance of a kernel on one architecture, by the heads of the table's columns."""
+    """The resources of each instance of a kernel on one architecture, by the names of the table's columns."""
     return [
         {"rung": rung.name, "architecture": architecture, "D": f"{tile.head_dim} {tile.name}".rstrip()}
         | {"mask": MASKS[causal], "dtype": dtype}
@@ -138,7 +138,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def build(rung: Rung, architecture: str) -> Build:
-    """Compile every instance of a kernel for one architecture, or read the kept outcome if nothing changed since."""
+    """Compile every instance of a kernel for one architecture, or read the cached result if nothing has changed."""
     named = expressions(rung)
     asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), named)
     key = hashlib.sha256(Path(nvrtc.__file__).read_bytes() + repr(asked).encode()).hexdigest()
@@ -149,16 +149,16 @@ def build(rung: Rung, architecture: str) -> Build:
             return kept
     built = nvrtc.build(rung, architecture, named)
     if not built.error:
-        with suppress(OSError):  # without it, it is compiled again
+        with suppress(OSError):  # without the cache, the kernel is compiled again
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, _KEPT.dump_json((key, built)))
     return built
 
 
 def expressions(rung: Rung) -> list[str]:
-    """The name expressions of a kernel's instances, and of those that merge or deal, each once.
+    """The name expressions of a kernel's instances and of its merge and deal kernels, without duplicates.
 
-    Tiles that differ only in where they are used share an instance.
+    Tiles that differ only in the shapes for which they are used share an instance.
     """
     merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
     named = (*(expression for *_, expression in _instances(rung)), *merges, *map(rung.deal_expression, MASKS))

@@ -20,12 +20,12 @@ BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 
 def program(rung: Rung) -> str:
-    """The source of a kernel, as `of_files`."""
+    """The source of a kernel as a program, see `of_files`."""
     return of_files(ladder.texts(rung))
 
 
 def of_files(texts: dict[str, str]) -> str:
-    """A source and its headers as a program: with its file for errors, and a hash of its headers for caches."""
+    """A source as a program: with the file's name for error messages, and a hash of the headers for caches."""
     (name, source), *headers = texts.items()
     included = hashlib.sha256("".join(text for _, text in headers).encode()).hexdigest()
     return f'#line 1 "{paths.shown(paths.kernels() / name)}"\n{source}\n// headers {included}\n'
@@ -37,7 +37,7 @@ def flags(architecture: str) -> tuple[str, ...]:
 
 
 def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -> str:
-    """The reason why a kernel doesn't compile: its file, the line, the flags and the compiler's words."""
+    """The reason why a kernel doesn't compile: its file, the line, the flags and the compiler's message."""
     words, text = errors(log), "".join(map(ladder.code, ladder.texts(rung).values()))
     kernels = re.findall(r"__global__[^;{]*?\b(?!__)([A-Za-z_]\w*)\s*\(", text)
     if rung.function not in kernels and words and all("__nv_name_map" in line for line in words):
@@ -61,7 +61,7 @@ class Instance:
     """The compiler's report of an instance of a kernel: registers and spills per thread, shared memory per CTA.
 
     Attributes:
-        parameters: the size in bytes of each.
+        parameters: the size of each in bytes.
         most_threads: the most threads of a CTA, by its ``__launch_bounds__``; 0 without them.
     """
 
@@ -76,9 +76,9 @@ class Instance:
     ) -> dict[str, Any]:
         """The resources of a call of `ctas` CTAs, each with `dynamic_bytes` of dynamic shared memory.
 
-        Registers and spill_bytes are of a thread, threads and shared_bytes of a CTA. The ctas are those of the call; of
-        a persistent kernel, no more than a GPU holds. An architecture of known limits adds ctas_per_sm, occupancy_pct,
-        waves, and the gpu of the waves.
+        registers and spill_bytes are per thread, threads and shared_bytes per CTA. ctas is `ctas`, or for a persistent
+        kernel at most the number of resident CTAs. If the architecture's limits are known, there are also ctas_per_sm,
+        occupancy_pct, waves, and the gpu on which waves are counted.
         """
         shared_bytes = self.static_shared_bytes + dynamic_bytes
         found: dict[str, Any] = {"registers": self.registers, "spill_bytes": self.spill_bytes}
@@ -120,7 +120,7 @@ def compiled(text: str, name: str, architecture: str, expressions: list[str]) ->
 
     Args:
         name: the file that messages name.
-        expressions: the names of instances of templates. Without any, the instances are those that C++ doesn't mangle.
+        expressions: the names of template instances. If empty, the instances are those that C++ doesn't mangle.
 
     Raises:
         UserError: NVRTC or CUDA's headers are not installed.
@@ -136,7 +136,7 @@ def cubin(text: str, name: str, architecture: str, expressions: list[str]) -> tu
     """The machine code of a program as an ELF file, and the mangled name of each instance; arguments as `compiled`.
 
     Raises:
-        UserError: it doesn't compile, or as `compiled`.
+        UserError: the program doesn't compile; also as `compiled`.
     """
     said, names, _, code = _compile(text, name, architecture, expressions)
     if names is None:
@@ -147,7 +147,7 @@ def cubin(text: str, name: str, architecture: str, expressions: list[str]) -> tu
 def _compile(
     text: str, name: str, architecture: str, expressions: list[str]
 ) -> tuple[str, dict[str, str] | None, str, bytes]:
-    """The log, the mangled names, or None if it doesn't compile, the PTX and the machine code."""
+    """The log, the mangled names (None if the program doesn't compile), the PTX and the machine code."""
     nvrtc, include = _toolkit()
     words = [word.encode() for word in (*flags(architecture), *BY_CUPY, f"-I{include}")]
     program_ = _checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
@@ -206,7 +206,7 @@ _LOST = re.compile(r"ptxas.*(warning|C75\d\d|wgmma.*serializ|setmaxnreg.*ignored
 
 
 def version() -> str:
-    """The version of NVRTC's package; empty where it is not a package."""
+    """The version of the NVRTC package; empty if NVRTC is not installed as a package."""
     try:
         return metadata.version("nvidia-cuda-nvrtc")
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Measuring on several GPUs, of one host or of many: an executor over a Dask cluster.
+"""Measure on several GPUs, of one host or of many: an executor over a Dask cluster.
 
-This process, the client, alone writes the run folder. A free worker gets some shapes of a replicate, which a fresh
-process measures, and their blocks come home together. The work of a lost worker goes to another, from its beginning.
+Only this process, the client, writes the run folder. A free worker gets some shapes of a replicate, measures them in a
+fresh process, and returns their blocks together. If a worker is lost, another one starts its work again.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ from attnlab.runs import dispatch, read, schema, write
 
 CONNECT_S, POLL_S = 10, 0.1
 PATIENCE_S = 60.0
-"""Without a worker the client waits this long: a nanny may be starting one again."""
+"""The time that the client waits without any worker: a nanny may be restarting one."""
 PIECE_SHAPES = 12
-"""The most shapes of a piece: as many are lost with a worker, or left when the other workers are done."""
+"""The most shapes of a piece. Larger pieces lose more work with a worker, and keep others waiting longer at the end."""
 LOSSES, TRIES = 10, 2
-"""The numbers of lost workers, and of failures, at the same work after which a run stops."""
+"""A run stops after this many lost workers, or this many failures, at the same work."""
 
 
 class Unfit(UserError):
@@ -62,17 +62,17 @@ FAULTS = (torch.AcceleratorError, BrokenProcessPool, MemoryError, OSError)
 
 @contextmanager
 def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator["Fleet"]:
-    """The workers as an executor: on a number of GPUs of this host, on ``all``, or those of a scheduler's address.
+    """The workers as an executor: on this number of GPUs of this host, on ``all``, or those of the scheduler.
 
     Raises:
-        UserError: GPUs are lacking, or no scheduler answers.
+        UserError: there are too few GPUs, or no scheduler answers at this address.
     """
     if gpus and scheduler:
         raise UserError("GPUS starts a cluster here, and SCHEDULER uses one that is there: give one of the two")
     if scheduler and "://" not in scheduler:
         raise UserError(f"SCHEDULER={scheduler}: give its address as `dask scheduler` prints it, tcp://HOST:PORT")
     cards = _cards(gpus, wanted) if gpus else []
-    # The fleet says in a line what Dask, and the loop that it runs in, say of lost workers.
+    # The fleet reports a lost worker in one line, in place of the messages of Dask and Tornado.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith(("distributed", "tornado"))]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="distributed")
@@ -116,17 +116,17 @@ def _client(where: distributed.SpecCluster | str) -> distributed.Client:
                 raise ValueError(f"what answers is a {kind}")
 
     try:
-        if isinstance(where, str):  # Dask's client waits for ever where something listens and doesn't answer
+        if isinstance(where, str):  # Dask's client waits forever if the port is open and nothing answers
             asyncio.run(asyncio.wait_for(identify(), CONNECT_S))
         return distributed.Client(where, timeout=CONNECT_S)
-    except Exception as error:  # whatever the address or another server leads Dask to
+    except Exception as error:  # of many types, by the address and the server there
         why = " ".join(str(error).split()).partition(" after ")[0] or f"nothing in {CONNECT_S} s"
         raise UserError(f"no scheduler answers at {where} ({why}): start one with `dask scheduler`") from None
 
 
 @dataclass(eq=False)
 class Work:
-    """A call for one worker: on a piece of a replicate, which has a number, or on anything else."""
+    """A call for one worker: for a piece of a replicate, which has a `number`, or for another job."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -151,7 +151,7 @@ def cut(call: Callable[..., Any], jobs: Iterable[Job], workers: int) -> Iterator
 def choose(waiting: Iterable[Work], taken: Counter[int | None]) -> Work:
     """The next work of a worker: any that isn't a piece, else the piece that it took least often.
 
-    So the replicates of a shape go to different workers as long as these are about equally fast.
+    So the replicates of a shape go to different workers, if these are about equally fast.
     """
     return min(waiting, key=lambda work: (work.number is not None, taken[work.number]))
 
@@ -189,14 +189,14 @@ class Fleet(Executor):
         """Do jobs on all workers, replicates in pieces and other jobs first; gives values as they come.
 
         Raises NoCluster if the scheduler or the last worker is lost, and Unfit or Outdated if no worker is as the run
-        requires. Other errors are those that measuring raised.
+        requires. Other errors come from the measurement.
         """
         self._look_around()
         (jobs,) = iterables
         return self._do(list(cut(fn, jobs, max(1, len(self._workers)))))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Give up the work that waits or is on its way."""
+        """Cancel all work that waits or runs."""
         self._waiting = []
         while self._begun:
             _, (_, future) = self._begun.popitem()
@@ -221,7 +221,7 @@ class Fleet(Executor):
             raise
 
     def _look_around(self) -> None:
-        """Notice which workers have joined and which are lost."""
+        """Update the list of workers: some may have joined, others may be lost."""
         try:
             there = self._client.nthreads() if self._client.status == "running" else {}
         except (OSError, ValueError, RuntimeError):
@@ -245,7 +245,7 @@ class Fleet(Executor):
         self._waiting.remove(work)
         self._workers[address][work.number] += 1
         task = self._wanted, sources.digests(__name__), work.call, work.arguments, _files(work.arguments[0])
-        # Found by the standard library, and packed: the scheduler, which unpickles what it is sent, may lack attnlab.
+        # Sent by name and pickled: the scheduler, which unpickles its input, may lack attnlab.
         found = self._client.submit(resolve_name, f"{__name__}:{carry_out.__name__}", workers=[address], pure=False)
         future = self._client.submit(operator.call, found, pickle.dumps(task), workers=[address], pure=False)
         self._begun[address] = work, future
@@ -269,7 +269,7 @@ class Fleet(Executor):
         self._drop(address, error)
 
     def _drop(self, address: str, error: BaseException) -> None:
-        """Drop a worker. Another does the work that it had begun, unless that work has failed too often."""
+        """Drop a worker. Another one repeats its work, unless that work has failed too often."""
         del self._workers[address]
         how = " was lost"
         if not isinstance(error, NoCluster):
@@ -288,9 +288,9 @@ class Fleet(Executor):
 
 
 def carry_out(packed: bytes) -> dict[str, Any]:
-    """Do pickled work on a worker, in a fresh process that has its own data folder and ends if nobody waits.
+    """Do pickled work on a worker, in a fresh process with a separate data folder; it ends if the client is gone.
 
-    Returns its value, and its blocks in the order to record them in. So a client that is killed meanwhile leaves no
+    Returns the value, and the blocks in the order in which to record them. In this order, a killed client leaves no
     shape that counts as recorded and lacks samples, nor samples without their process.
     """
     wanted, code, call, arguments, files = pickle.loads(packed)
@@ -300,14 +300,14 @@ def carry_out(packed: bytes) -> dict[str, Any]:
         raise Unfit(f"its code is not the client's ({changed[0]})")
     if threads != 1:
         raise Unfit(f"it has {threads} threads, and one measures at a time: start it with --nthreads 1")
-    # A worker under Dask's nanny is a daemon, which may have no children. Ours end with it by themselves.
+    # A worker under Dask's nanny is a daemon, which may have no child processes. Ours end when the worker ends.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     with TemporaryDirectory(prefix="attnlab-") as folder:
         for name, content in files.items():
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        card = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]  # its own alone
+        card = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]  # the worker's card
         variables = {"ATTNLAB_DATA": folder} | ({"CUDA_VISIBLE_DEVICES": card} if card else {})
         with processes.fresh_processes(variables) as pool:
             doing = pool.submit(_on_own_card, wanted, call, arguments)
@@ -322,7 +322,7 @@ def carry_out(packed: bytes) -> dict[str, Any]:
 
 
 def _on_own_card(wanted: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Make a call in the environment that its run began in, where nothing else of a cluster measures on the card."""
+    """Make a call in the environment in which its run began, while no other worker measures on the card."""
     try:
         here = devices.resolve(wanted)
     except UserError as error:
@@ -332,7 +332,7 @@ def _on_own_card(wanted: str, call: Callable[..., Any], arguments: tuple[Any, ..
     with socket.socket(socket.AF_UNIX) as held:
         try:
             if card := telemetry.card(here):
-                held.bind(f"\0attnlab-{card}")  # a name that ends with the process
+                held.bind(f"\0attnlab-{card}")  # a lock that ends with the process
         except OSError:
             raise Unfit("another worker measures on its card: give each a GPU of its own") from None
         return call(*arguments)
@@ -343,7 +343,7 @@ def _device(wanted: str) -> dict[str, Any]:
 
 
 def _files(job: Any) -> dict[str, bytes]:
-    """The files of a job for a worker's data folder: the manifest, the dispatch table and the blocks to go on from."""
+    """The files of a job for a worker's data folder: the manifest, the dispatch table and the recorded blocks."""
     if not isinstance(job, Job):
         return {}
     own = schema.folder(job.run)

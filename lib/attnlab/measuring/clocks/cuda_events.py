@@ -1,9 +1,9 @@
 """Our clocks. ``eager``: one call as a program makes it, with the launch gap. ``device``: without the launch gap.
-``cupti``: how long the kernels of a call ran, by CUPTI; overlaps count once (`attnlab.measuring.clocks.traced`).
+``cupti``: the time in which kernels of a call ran, by CUPTI; overlaps count once (`attnlab.measuring.clocks.traced`).
 
-Untimed work precedes every sample. For a ``warm`` cache it is the same work on other values, before the values to be
-timed on are put in place. So the L2 holds data that this implementation and the writer of its inputs left there. For a
-``cold`` cache it is a write of twice the size of the L2.
+Untimed work precedes every sample. For a ``warm`` cache it is the same work on other values; then the timed values are
+written. So the L2 holds data that this implementation and the writer of its inputs left there. For a ``cold`` cache
+it is a write of twice the size of the L2.
 
 =========  =====  ============================================================================================
 clock      cache  one sample
@@ -15,13 +15,13 @@ device     cold   hold the stream, flush | event, replay of one call, event
 cupti      warm   scramble, replay of k calls, restore | replay of k calls                     the mean of the k
 =========  =====  ============================================================================================
 
-FP8 without quantising reads rounded inputs. After each change of the inputs they are rounded untimed.
+The timing of FP8 without quantising excludes the rounding of inputs to FP8, which follows each change of the inputs.
 
-An implementation gains nothing by remembering. Values are drawn again before each round, and scrambled while it warms
-up: it sees them for the first time when it is timed. Each of the k calls that are timed together reads its own window
-of the inputs (`attnlab.measuring.subjects.inputs.Windows`).
+An implementation can't gain by caching results. Values are drawn again before each round, and scrambled during the
+warm-up: the implementation sees them for the first time when it is timed. Each of the k calls that are timed together
+reads a separate window of the inputs (`attnlab.measuring.subjects.inputs.Windows`).
 
-On a CPU, `time.perf_counter_ns` takes the place of the events, and ``eager`` is the only clock.
+On a CPU, `time.perf_counter_ns` replaces the events, and ``eager`` is the only clock.
 """
 
 import math
@@ -43,10 +43,10 @@ from attnlab.measuring.subjects.case import Call, Case, Replay
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-# A graph is so long that the microsecond of a pair of events is spread over many calls, and no longer.
+# The time of a graph in µs, and its most calls: enough to spread the 1 µs of a pair of events over many calls.
 GRAPH_US = 400
 GRAPH_CALLS = 64
-# More than any device does: the most calls of a graph are set before anything is timed.
+# More than any device reaches: it bounds the calls of a graph before any call is timed.
 FLOPS_PER_US = 1e9
 # Cycles for which a stream is held while the host queues the events and the replay: 0.1 ms at 2 GHz.
 HOLD_CYCLES = 200_000
@@ -90,7 +90,7 @@ def sampler(device: torch.device, timing: Timing) -> Sampler:
 
 @contextmanager
 def sampling(device: torch.device, timing: Timing) -> Iterator[Sampler]:
-    """A function that takes samples inside. CUPTI's are without their latencies until the context is left."""
+    """A context with a function that takes samples. CUPTI's samples get their latencies at the end of the context."""
     if timing.clock != "cupti":
         yield sampler(device, timing)
         return
@@ -111,7 +111,7 @@ def sampling(device: torch.device, timing: Timing) -> Iterator[Sampler]:
 
 
 def most_calls(shape: Shape) -> int:
-    """The most calls that a graph at this shape may need: how many windows its inputs need."""
+    """The most calls that a graph at this shape may need: the number of windows of its inputs."""
     return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US * FLOPS_PER_US / shape.flops)))
 
 
@@ -131,7 +131,7 @@ def capture(case: Case, pool: Any) -> None:
             call()
         case.many = _captured(calls, pool)
         if len(calls) > 2:
-            # Nothing can know beforehand after which call a graph ends.
+            # A random end: an implementation can't predict the last call of a graph.
             last = random.SystemRandom().randrange(1, len(calls) - 1)
             case.cut = _captured(calls[:-last], pool, last)
 
@@ -143,12 +143,12 @@ def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
 
 
 def least_us(case: Case, device: torch.device, calls: int) -> float:
-    """The lesser of 2 `roughly_us`, as the host may be held up once."""
+    """The smaller of 2 `roughly_us`, in case the host is delayed once."""
     return min(roughly_us(case, device, calls) for _ in range(2))
 
 
 def timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
-    """The device's time for `work`, in µs, and the result of `work`; `hold` a GPU's stream until it is queued."""
+    """The device's time for `work`, in µs, and its result; `hold` delays a GPU's stream until the work is queued."""
     if device.type == "cpu":
         begin = originals.perf_counter_ns()
         returned = work()
@@ -164,12 +164,12 @@ def timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> 
 
 
 def timed_us(device: torch.device, work: Callable[[], object]) -> float:
-    """How long the device takes for `work`, in µs, without the launch gap before it."""
+    """The device's time for `work`, in µs, without the launch gap before it."""
     return timed(device, work, hold=True)[0]
 
 
 def calibrate(device: torch.device) -> dict[str, float]:
-    """The clock's own readings, in µs: its tick, a pair of events around nothing, and a graph of a tiny kernel."""
+    """The clock's limits, in µs: its tick, the time between 2 consecutive events, and that of a tiny kernel's graph."""
     around_nothing = [timed_us(device, lambda: None) for _ in range(200)]
     if device.type == "cpu":
         return {"tick_us": time.get_clock_info("perf_counter").resolution * 1e6, "nothing_us": median(around_nothing)}
@@ -184,7 +184,7 @@ def calibrate(device: torch.device) -> dict[str, float]:
 
 
 def _calls_that_fill(one: Replay, replays: int = 10) -> int:
-    """How many calls take about as long as a graph should, by consecutive replays of the graph of one."""
+    """The number of calls that take about `GRAPH_US`, from consecutive replays of the graph of 1 call."""
 
     def replay_all() -> None:
         for _ in range(replays):
@@ -213,8 +213,8 @@ def _tiny() -> Replay:
 
 @cache
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    # One pair is used for everything. CUDA creates an event when it is first recorded, which happens here: inside an
-    # eager sample it would be timed.
+    # All samples share one pair. CUDA creates an event when it is first recorded: here, and not inside an eager sample,
+    # where that would be timed.
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     end.record()
@@ -239,7 +239,7 @@ def _device_warm(case: Case) -> TakenSample:
     assert case.many is not None
     with case.scrambled():
         case.many.graph.replay()
-    # A graph begins some 2 us sooner after another graph than after the kernels that put the values in place.
+    # A graph begins about 2 µs sooner after another graph than after the kernels that write the values.
     _tiny().graph.replay()
     took_us, _ = timed(torch.device("cuda"), case.many.graph.replay)
     return TakenSample(took_us / case.many.calls, case.many.calls, case.many.output)

@@ -1,7 +1,7 @@
 """The clocks of the panel that run in separate processes: Nsight Compute, and NVIDIA's NVBench (`cuda-bench`).
 
-Both run this module, which makes the panel's calls for them. Neither has to be installed: the rows of a missing
-tool say so.
+Both run this module, which makes the panel's calls. Both are optional: the rows of a missing tool say that it is
+missing.
 """
 
 import json
@@ -31,10 +31,10 @@ Cases = list[tuple[str, Shape]]
 
 
 def rows(program: str, cases: Cases) -> tuple[list[Row], list[Row]]:
-    """The cases as one of `methods.TOOLS` times them: rows of the panel, and rows of their reads from memory."""
+    """Time the cases with one of `methods.TOOLS`: rows of the panel, and rows of their reads from memory."""
     try:
         return _of_ncu(cases) if program == "ncu" else (_of_nvbench(cases), [])
-    except Exception as error:  # whatever a tool says, it must not cost the run, which is whole without it
+    except Exception as error:  # no failure of a tool may fail the run, which is complete without it
         why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         every = methods.of_tool(program).values()
         return [_case(one) | {"method": method, "why": why} for one in cases for method in every], []
@@ -109,7 +109,7 @@ def _command(program: str, cases: Cases, *more: str) -> list[str]:
 
 
 def _prepared(case: tuple[str, Shape]) -> Case | str:
-    """A case that is warmed up, or why there is none."""
+    """A case that is warmed up, or the reason why it can't be measured."""
     devices.release(DEVICE)
     try:
         return in_process.prepared(*case, DEVICE)
@@ -129,18 +129,18 @@ def _under_ncu(cases: Cases) -> None:
         with case.selected():
             for turn, (timing, take) in product(range(ROUNDS), takes.items()):
                 _say(case=number, round=turn, cache=timing.cache, why="")
-                # Called instead of replayed: ncu runs the kernels of a graph one by one like any others.
+                # A call in place of a replay: ncu runs the kernels of a graph one by one anyway.
                 take(canary.in_place_of_timed(case, timing, partial(tool.window, case.call)))
 
 
 def _under_nvbench(cases: Cases, target: str) -> None:
-    """Under NVBench: the graph of one call from a cold L2, and the device clock's graph of several from a warm one."""
+    """Time graphs with NVBench: that of 1 call from a cold L2, and the device clock's of several from a warm L2."""
     from cuda import bench
 
     kept: dict[int, Case | str] = {}
 
     def graphed(number: int) -> Case | str:
-        """A case with its graphs, or why there is none. Only one is held at a time."""
+        """A case with its graphs, or the reason why it can't be measured. Only 1 is held at a time."""
         if number not in kept:
             kept.clear()
             case = _prepared(cases[number])

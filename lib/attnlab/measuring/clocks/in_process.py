@@ -17,7 +17,7 @@ from attnlab.runs import methods
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-# For the panel's cases: the longest call, and the calls that warm it up.
+# For the panel's cases: the longest call, and the number of calls of the warm-up.
 LONGEST_MS = 100.0
 WARMUP_CALLS = 20
 # Calls that CUPTI traces in one sample: enough for a mean, few enough that its buffers never fill up.
@@ -26,7 +26,7 @@ TRITON: dict[str, dict[str, int]] = {
     methods.TRITON_DO_BENCH: {"warmup": 5, "rep": 20},
     methods.TRITON_CUDAGRAPH: {"rep": 5},
 }
-"""How many milliseconds Triton warms up and repeats: less than its defaults, since it is asked in every round."""
+"""The milliseconds for which Triton warms up and repeats: less than its defaults, since every round calls it."""
 WARM, COLD = Timing(clock="device", cache="warm"), Timing(clock="device", cache="cold")
 TIMINGS = (WARM, COLD, Timing(clock="eager", cache="warm"), Timing(clock="eager", cache="cold"))
 OURS = {methods.EAGER: TIMINGS[2], methods.DEVICE: WARM, methods.DEVICE_COLD: COLD}
@@ -38,7 +38,7 @@ def prepared(implementation: str, shape: Shape, device: torch.device) -> Case:
     """A case that is warmed up.
 
     Raises:
-        Unsupported: the implementation doesn't serve the shape here, or takes longer than the panel has time for.
+        Unsupported: the implementation doesn't serve the shape on this device, or takes longer than `LONGEST_MS`.
         OutOfMemory: the device's memory doesn't hold the case.
         Broken: the implementation can't be called.
     """
@@ -60,7 +60,7 @@ def graphed(implementation: str, shape: Shape, device: torch.device) -> Case:
     """A case that is warmed up and has its graphs; raises as `prepared` does."""
     case = prepared(implementation, shape, device)
     with case.selected():
-        # As in a run: CUPTI has to be active before the graphs are captured that it is to trace later.
+        # As in a run: CUPTI has to be active before the capture of graphs that it traces later.
         inspection.kernels(case.call, device)
         attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
     return case
@@ -77,7 +77,7 @@ def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken
 
 
 def _repeated(case: Case) -> Case:
-    """A case whose calls all read the same values, as for a device clock that trusts the implementation."""
+    """A case whose calls all read the same values, as if the implementation were trusted not to cache results."""
     repeated = Case(case.call, case.selected)
     cuda_events.capture(repeated, torch.cuda.graph_pool_handle())
     return repeated
@@ -105,7 +105,7 @@ def _graph_traced(case: Case) -> Taken:
 
 
 def _traced(work: Callable[[], object]) -> Piece:
-    """CUPTI's reading of `work`, which is done once untimed before."""
+    """The times of `work` by CUPTI, after 1 untimed execution."""
     with tracing() as trace:
         work()
         trace.mark(work)

@@ -1,4 +1,4 @@
-"""The times of pieces of work that are queued one after the other, by CUPTI through PyTorch's profiler."""
+"""The times of consecutive pieces of work, by CUPTI through PyTorch's profiler."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Piece:
-    """How long kernels ran on the device, without memsets, and the time from the first start to the last end.
+    """The time in which kernels ran, without memsets, and the time from the first start to the last end.
 
-    Time in which 2 kernels ran counts once. A kernel that is launched early waits for the one before it within its own
-    duration (programmatic dependent launch).
+    Time in which 2 kernels ran counts once. With programmatic dependent launch, the duration of a kernel includes its
+    wait for the previous kernel.
     """
 
     kernels_us: float
@@ -47,10 +47,10 @@ class Trace:
 
 @contextmanager
 def tracing() -> Iterator[Trace]:
-    """Inside, pieces of work are marked.
+    """A context in which pieces of work are marked.
 
     Raises:
-        UserError: CUPTI lost some of the work. It keeps at most 128 MB of records, some 10^5 kernels and more.
+        UserError: CUPTI lost some of the work. It keeps at most 128 MB of records, for at least 10^5 kernels.
     """
     trace, tracer = Trace(), profile(activities=[ProfilerActivity.CUDA])
     with inspection.quiet():

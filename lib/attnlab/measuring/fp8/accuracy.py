@@ -1,4 +1,4 @@
-"""Attention in FP8 by PyTorch's operations, and its costs in accuracy, against float64 of inputs as they were drawn."""
+"""Attention in FP8 by PyTorch's operations, and its errors against float64 attention of the unrounded inputs."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from attnlab.measuring.subjects import inputs, oracle
 from attnlab.study.shapes import Shape
 
 PROBABILITY_SCALE = 2.0**8
-"""The factor of probabilities, which are at most 1, before they are rounded: e4m3 has numbers up to 448."""
+"""The factor of probabilities before they are rounded: they are at most 1, and e4m3 has numbers up to 448."""
 Attention = Callable[[Tensor, Tensor, Tensor, bool, float | None], Tensor]
 
 
@@ -29,12 +29,12 @@ def attention(
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V of quantised inputs, from PyTorch's operations that round where an FP8 kernel does.
 
-    Both products are of e4m3 numbers (`_product`). Probabilities are relative to that of the row's largest score. They
-    are multiplied by `PROBABILITY_SCALE` and rounded to e4m3. The output is divided by the sum of those not rounded,
-    and rounded to `dtype`. In e4m3 it is first divided by its scale and clamped to ±448.
+    Both products are of e4m3 numbers (`_product`). A probability is exp(score - the row's largest score). Each is
+    multiplied by `PROBABILITY_SCALE` and rounded to e4m3. The output is divided by the sum of the unrounded ones, and
+    rounded to `dtype`. For e4m3 it is first divided by its scale and clamped to ±448.
 
     Args:
-        heads: heads of the queries, numbered over all batches, as ``(1, heads, length, head_dim)``; None for all.
+        heads: indices of query heads over all batches, for an output ``(1, heads, length, head_dim)``; None for all.
         out_scales: the scales of an output in e4m3, ``(batch, heads, 1)`` or with 1 in place of either.
     """
     batch, count, seq_len, head_dim = q.values.shape
@@ -54,7 +54,7 @@ def attention(
         rounded = (probabilities * PROBABILITY_SCALE).to(E4M3)
         if of_v.shape[1] == 1:
             output = _product(rounded, values[some]) * of_v[some]
-        else:  # a product of e4m3 numbers has no factor for each key
+        else:  # an e4m3 product can't apply a scale per key
             output = rounded.float() @ (values[some].view(E4M3).float() * of_v[some])
         output /= total
         if of_out is not None:
@@ -64,7 +64,7 @@ def attention(
 
 
 def _of_each_head(tensor: Quantized, count: int) -> tuple[Tensor, Tensor]:
-    """The numbers as bytes of each of `count` query heads of each sequence, and the scale of each row or of all."""
+    """For each of `count` query heads of each sequence: its e4m3 numbers as bytes, and a scale per row or for all."""
     values, scales = tensor.values, tensor.of_each_row()
     each = values.view(torch.uint8), scales.expand(*values.shape[:2], -1, -1)
     numbers, factors = (one.repeat_interleave(count // values.shape[1], 1).flatten(0, 1) for one in each)
@@ -72,9 +72,9 @@ def _of_each_head(tensor: Quantized, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Products of matrices of e4m3 numbers, or of their bytes, one pair after the other, in float32.
+    """Products of matrices of e4m3 numbers, or of their bytes, pair by pair, in float32.
 
-    Tensor cores that multiply such numbers are used: torch adds up their partial sums, of few bits, in float32.
+    It uses FP8 tensor cores if there are any; torch adds up their low-precision partial sums in float32.
     """
     if not multiplies(a.device):
         return a.view(E4M3).float() @ b.view(E4M3).float()
@@ -96,14 +96,14 @@ def in_half(
     scale: float | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Tensor:
-    """Attention of the numbers of quantised inputs by an implementation in float16, which holds e4m3's exactly.
+    """Attention of quantised inputs by an implementation in float16, which represents e4m3 numbers exactly.
 
-    The scales of Q and K go into Q, whose elements are rounded to 11 bits; that of V is multiplied with the output.
+    Q is multiplied by the scales of Q and K, and rounded to 11 bits. The output is multiplied by the scale of V.
     """
     _, of_keys, of_values = oracle.of_each_head(q.scales, k.scales, v.scales)
     factor = PROBABILITY_SCALE * (1 / math.sqrt(q.values.shape[-1]) if scale is None else scale)
     queries = (q.values.float() * (q.scales * of_keys * factor).unsqueeze(-1)).half()
-    keys = k.values.half() / PROBABILITY_SCALE  # exact, and Q is far from where float16 has fewer bits
+    keys = k.values.half() / PROBABILITY_SCALE  # exact; Q has the inverse factor, far from subnormals
     output = sixteen(queries, keys, v.values.half(), causal, 1.0)
     return (output.float() * of_values.unsqueeze(-1)).to(dtype)
 
@@ -111,8 +111,8 @@ def in_half(
 def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:
     """The errors of attention against float64 on a shape's values, by the rounding of its inputs.
 
-    The first is the shape's own dtype, composed from single operations (`oracle.composed`). The others are e4m3 with
-    each of `SCALES`, rotated or not, and blocks of `rows` rows. All give their output in the shape's dtype.
+    The first has the shape's dtype, composed from single operations (`oracle.composed`). The others have e4m3 with each
+    of `SCALES`, rotated or not, and blocks of `rows` rows. All outputs have the shape's dtype.
 
     Raises:
         Unsupported: the captured values don't fit this shape.

@@ -25,11 +25,11 @@ def attend(
     scale: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """softmax(scale·Q·Kᵀ)·V of tensors in e4m3, in `dtype`, float16 unless it says bfloat16 or e4m3.
+    """softmax(scale·Q·Kᵀ)·V of tensors in e4m3, in `dtype`: float16 (the default), bfloat16 or e4m3.
 
     Args:
-        scales: the factors of the elements of q, k and v: float32 ``(batch, heads, 1)`` as `quantize` gives them for
-            each head. Batch and heads may be 1 instead. Then the divisor of an output in e4m3.
+        scales: the factors of q, k and v: float32 ``(batch, heads, 1)``, as `quantize` gives them for each head, or
+            with 1 in place of batch or heads. For an output in e4m3, its divisor is the 4th.
 
     Raises:
         ValueError: the arguments don't fit together; the message is one line.
@@ -51,7 +51,7 @@ def attend(
 def _unfit(
     q: Tensor, k: Tensor, v: Tensor, scales: Sequence[Tensor], causal: bool, scale: float | None, dtype: torch.dtype
 ) -> str:
-    """The reason why no kernel or formula computes attention of these; empty if one does."""
+    """The reason why attention of these arguments can't be computed; empty if it can."""
     scaled = {"q": q, "k": k, "v": v}
     for name, tensor in scaled.items():
         if not isinstance(tensor, Tensor) or tensor.dtype != E4M3:

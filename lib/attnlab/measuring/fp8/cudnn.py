@@ -1,4 +1,4 @@
-"""cuDNN's attention in FP8 through its own frontend: a scale for each of Q, K and V."""
+"""cuDNN's attention in FP8 through cuDNN's frontend: a scale for each of Q, K and V."""
 
 from collections.abc import Hashable
 from functools import partial
@@ -15,10 +15,10 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Unsupported
 
 SCALARS = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
-# The uids in a graph, after Q, K, V and O, of the scalars and of the 2 largest elements that cuDNN returns.
+# The uids of the scalars in a graph, after Q, K, V and O, and of the 2 maxima (of S and O) that cuDNN returns.
 SCALAR_UIDS, LARGEST_UIDS = range(5, 11), (11, 12)
-# By layout and dtype: a plan, the scalars of every call with the memory for the largest elements, and the dtype of O
-# that cuDNN writes. Never emptied: captured graphs launch the kernels of a plan.
+# By layout and dtype: a plan, the scalars of every call with the memory for the maxima, and the dtype of O that cuDNN
+# writes. Never emptied: captured graphs launch the kernels of a plan.
 _plans: dict[Hashable, tuple[plans.Plan, tuple[Tensor, ...], torch.dtype]] = {}
 
 
@@ -27,26 +27,26 @@ def attention(
 ) -> Tensor:
     """cuDNN's attention of tensors in e4m3, each with one scale, by the fastest of the plans for a layout.
 
-    Only cuDNN's graph is timed. It writes 16 bits where cuDNN has such a plan: its frontend asks for Blackwell
-    (`sdpa_support_surface.h`). On Hopper it writes e4m3, divided by the scale of V, with which no element overflows.
-    The gate and the rounds widen it where they compare it.
+    Only cuDNN's graph is timed. Its output has 16 bits if cuDNN has such a plan, for which its frontend requires
+    Blackwell (`sdpa_support_surface.h`). On Hopper the output is e4m3, divided by the scale of V, so that no element
+    overflows. The gate and the rounds convert it before they compare it.
 
     Raises:
-        Unsupported: as `peers.cudnn.cudnn`; the causal mask is asked for with other numbers of queries and of keys.
+        Unsupported: as `peers.cudnn.cudnn`; also a causal mask with unequal numbers of queries and keys.
     """
     key = (layout(q.values, k.values, v.values, causal, scale), dtype)
     if key not in _plans:
         _plans[key] = _plan((q, k, v), causal, scale, dtype)
     plan, (by_s, s, one, *largest), written = _plans[key]
     output = outputs.like(q.values, written)
-    # With V in units of its scale, O is in the same units.
+    # If V isn't multiplied by its scale, O is divided by that scale.
     scales = q.scales, k.scales, one if written == E4M3 else v.scales
     plan(*_bytes(q.values, k.values, v.values, output), *scales, by_s, s, one, *largest)
     return output
 
 
 def _bytes(*tensors: Tensor) -> list[Tensor]:
-    """Tensors as they can be handed over: not every version of PyTorch's exchange format knows of e4m3."""
+    """View e4m3 tensors as bytes: some versions of PyTorch can't export e4m3 to other packages."""
     return [tensor.view(torch.uint8) if tensor.dtype == E4M3 else tensor for tensor in tensors]
 
 

@@ -1,4 +1,4 @@
-"""`kernel.fp8`, whose Q, K and V are e4m3 with scales: a kernel of views with one parameter more."""
+"""`kernel.fp8`, whose Q, K and V are e4m3 with scales: a kernel of views with 1 more parameter, the scales."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from attnlab.study.implementations import FP8_KERNEL
 
 
 class Scales(ctypes.Structure):
-    """The address of the scales of a tensor's heads, and the strides of batch and head; 0 where they share one."""
+    """The address of the scales of a tensor's heads, and the strides of batch and head; a stride is 0 if shared."""
 
     _fields_ = (("at", ctypes.c_void_p), ("batch", ctypes.c_int), ("head", ctypes.c_int))
 
@@ -29,14 +29,14 @@ class AllScales(ctypes.Structure):
 
 
 class ScaledMaps(Maps):
-    """Tensor maps, scalars, and the places of the scales of Q, K and V, and of an O in e4m3."""
+    """Tensor maps, scalars, and the addresses of the scales of Q, K and V, and of an O in e4m3."""
 
     def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
         self._scales = AllScales()
         super().__init__(encoded, [*scalars, self._scales])
 
     def scale(self, scales: Sequence[Tensor]) -> None:
-        """Let these be the scales, each ``(batch, heads, 1)`` or with 1 in place of either."""
+        """Set the scales, each ``(batch, heads, 1)`` or with 1 in place of batch or heads."""
         for name, tensor in zip("qkvo", scales, strict=False):
             strides = [stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
             setattr(self._scales, name, Scales(tensor.data_ptr(), *strides[:2]))
@@ -49,8 +49,8 @@ class ScaledLaunch(Launch):
         """Launch it as `Launch` does.
 
         Args:
-            scales: of q, k and v, and of an output in e4m3, as `ScaledMaps.scale` takes them.
-            dtype: the output's, for which the kernel was compiled.
+            scales: those of q, k and v, and of an output in e4m3; see `ScaledMaps.scale`.
+            dtype: that of the output, for which the kernel was compiled.
         """
         addresses = [tensor.data_ptr() for tensor in (q, k, v)]
         if any(address % maps.ALIGNMENT for address in addresses):
@@ -68,7 +68,7 @@ class ScaledLaunch(Launch):
 
 
 class ScaledKernel(rungs.Kernel):
-    """A kernel in e4m3, called as `of_scales`."""
+    """A kernel for tensors in e4m3, which `of_scales` launches."""
 
     launch_type, maps_type = ScaledLaunch, ScaledMaps
 
@@ -92,7 +92,7 @@ class ScaledKernel(rungs.Kernel):
     def prepared_scaled(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
     ) -> rungs.Prepared:
-        """The launch for such tensors in e4m3, which is kept; raises as `prepare`."""
+        """The launch for tensors in e4m3 of this layout, which is cached; raises as `prepare`."""
         key = (layout(q, k, v, causal, scale), dtype)
         if found := self._prepared.get(key):
             return found
@@ -104,5 +104,5 @@ class ScaledKernel(rungs.Kernel):
 
 @cache
 def rung() -> ScaledKernel:
-    """`kernel.fp8` on tensors in e4m3; raises UserError where the ladder lacks it."""
+    """`kernel.fp8` on tensors in e4m3; raises UserError if the ladder lacks it."""
     return ScaledKernel(ladder.rung(FP8_KERNEL))

@@ -1,10 +1,10 @@
 """Q, K and V in e4m3, with scales, by PyTorch's operations on any device.
 
-With a scale for each head, a kernel gives the same bits on Hopper (`quantizing`).
+On Hopper a kernel gives the same bits, for a scale per head (`quantizing`).
 
 A scale is the largest finite magnitude of its elements over 448, the largest number of e4m3. An element is divided by
-its scale in float32 and rounded to e4m3 once, to nearest even. Its error is at most 1/16 of itself, or 2^-10 of the
-scale where that is more. Elements that aren't finite become NaN, which e4m3 has, and take no part in their scale.
+its scale in float32 and rounded to e4m3 once, to nearest even. The error is at most 1/16 of the element, or 2^-10 of
+the scale if that is more. Elements that aren't finite become NaN, and are ignored for their scale.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from attnlab.measuring.fp8 import quantizing
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 FIRST_E4M3 = (8, 9)
-"""The compute capability from which on tensor cores multiply such numbers."""
+"""The first compute capability whose tensor cores multiply e4m3 numbers."""
 SCALES = ("tensor", "head", "block")
 """The parts with a separate scale: a tensor, each head of each sequence, or each block of a head's rows."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -37,7 +37,7 @@ class Quantized:
     Attributes:
         values: the tensor, each element over its scale.
         scales: in float32, ``(batch, heads, blocks)``; ``(1, 1, 1)`` for one scale.
-        rows: how many rows a block has; the last may have fewer.
+        rows: the rows of a block; the last block may have fewer.
     """
 
     values: Tensor
@@ -45,11 +45,11 @@ class Quantized:
     rows: int
 
     def dequantized(self) -> Tensor:
-        """The numbers that it stands for, in float32."""
+        """The numbers that the tensor represents, in float32."""
         return self.values.float() * self.of_each_row()
 
     def of_each_row(self) -> Tensor:
-        """The scale of each row, ``(batch, heads, length, 1)``; of length 1 where there is one for all rows."""
+        """The scale of each row, ``(batch, heads, length, 1)``; length is 1 if all rows share a scale."""
         length = self.values.shape[2]
         if self.rows >= length:
             return self.scales.unsqueeze(-1)
@@ -63,12 +63,12 @@ def quantize(
 
     Args:
         scales: one of `SCALES`.
-        rows: the rows of a block, 64 by default, if each has a scale.
+        rows: the rows of a block, 64 by default; only for ``block``.
         rotated: whether Q and K are rotated first (`rotate`), which keeps scores and spreads large elements over a row.
 
     Raises:
-        ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, or a block has no rows. Also rows
-            that are stated without blocks, or a head_dim to be rotated that is no power of 2.
+        ValueError: `scales` is not in `SCALES`, a tensor is empty or not of `DTYPES`, or a block has no rows. Also
+            `rows` without blocks, or a rotation whose head_dim is no power of 2.
     """
     if rows is not None and scales != "block":
         advice = f'state scales="block" with them, not {scales!r}, or leave them out'
@@ -89,10 +89,10 @@ def rotates(head_dim: int) -> bool:
 
 
 def rotate(tensor: Tensor) -> Tensor:
-    """The rows of a tensor in float32, rotated: signs drawn by a fixed seed, then Hadamard's transform, over √head_dim.
+    """Rotate the rows of a tensor in float32: signs from a fixed seed, then a Hadamard transform over √head_dim.
 
-    The rotation is the same for every tensor of a head_dim, so that products of rotated rows are those of the rows.
-    Each step adds 2 numbers, so that the bits are the same on every device.
+    Every tensor of a head_dim has the same rotation, which therefore keeps the dot products of rows. Each step adds
+    2 numbers, so that the bits are the same on every device.
 
     Raises:
         ValueError: the head_dim is no power of 2.
@@ -127,8 +127,8 @@ def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
     largest = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows)).amax(-1)
     if scales == "tensor":
         largest = largest.amax().view(1, 1, 1)
-    # The least scale is the least normal number: a subnormal one may be 0, on devices that flush them or by dividing.
-    # A scalar on the host would be multiplied by its reciprocal on a GPU.
+    # The smallest scale is the smallest normal number: a subnormal scale might be flushed to 0, or round to 0.
+    # The divisor is a tensor: for a scalar on the host, a GPU would multiply by the reciprocal.
     found = (largest / torch.full_like(largest, LARGEST)).clamp(min=torch.finfo(torch.float32).tiny)
     # The result of a cast of an infinity to e4m3 depends on PyTorch's version.
     whole = Quantized(given, found, rows)

@@ -1,4 +1,4 @@
-"""Q, K and V in 16 bits to e4m3 by a kernel of our own on Hopper, with a scale for each head: a single launch."""
+"""Quantise Q, K and V from 16 bits to e4m3 on Hopper by one launch of our kernel, with a scale for each head."""
 
 import ctypes
 from functools import cache
@@ -12,14 +12,14 @@ CAPABILITY = (9, 0)
 HEAD_DIMS = (64, 128)
 ELEMENTS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 SOURCE = Path(__file__).with_suffix(".cu")
-# Of a head, and of a CTA; a read of a thread has so many bytes.
+# The CTAs of a cluster, which quantises one head, and the bytes of one read of a thread.
 CLUSTER, ALIGNMENT = 8, 16
-# Columns of a row that a thread rotates, in vectors; the other threads of the row have what is between them.
+# Columns of a row that a thread rotates, and of a vector; the vectors of the row's threads are interleaved.
 OWN_COLUMNS, VECTOR = 32, 8
-# Of a CTA, so that each has so many vectors: with less, a head is over before enough of its bytes are on their way.
+# The fewest threads of a CTA, and the vectors of a thread: with fewer, too few bytes of a head are in flight.
 FEWEST_THREADS, OWN_VECTORS = 128, 8
 MOST_THREADS = {False: 512, True: 256}
-"""Where Q and K aren't rotated, and where they are."""
+"""The most threads of a CTA, by whether Q and K are rotated."""
 MOST_CTAS = 2**31 - 1
 
 
@@ -34,7 +34,7 @@ class Side(ctypes.Structure):
 
 
 class Given(ctypes.Structure):
-    """All that the kernel takes."""
+    """The kernel's only parameter."""
 
     _fields_ = (*((name, Side) for name in "qkv"), ("signs", ctypes.c_uint * 4), ("batches", ctypes.c_int))
 
@@ -45,7 +45,7 @@ def expression(dtype: torch.dtype, head_dim: int, rotated: bool) -> str:
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether the kernel takes these: Q, K and V on a Hopper GPU where CuPy is installed, views of whole vectors."""
+    """Whether the kernel takes Q, K and V: on a Hopper GPU, with CuPy installed, and rows of aligned vectors."""
     first, heads = tensors[0], sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors)
     of_first = first.dtype, first.device, first.shape[0], first.shape[3]
     alike = all((x.dtype, x.device, x.shape[0], x.shape[3]) == of_first for x in tensors)
@@ -61,10 +61,10 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def quantized(tensors: tuple[Tensor, Tensor, Tensor], signs: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Values in e4m3, contiguous, and scales ``(batch, heads, 1)`` of tensors that it `serves`, on the current stream.
+    """Contiguous e4m3 values and scales ``(batch, heads, 1)`` of tensors that the kernel `serves`, on this stream.
 
     Args:
-        signs: 1 or -1 for each column, where Q and K are rotated.
+        signs: 1 or -1 for each column, if Q and K are rotated.
     """
     batch, _, _, head_dim = tensors[0].shape
     # As bytes: PyTorch can't fill fresh memory with NaN in e4m3.
@@ -97,9 +97,9 @@ def _fits(tensor: Tensor) -> bool:
     return tensor.shape[-1] in HEAD_DIMS and tensor.stride(-1) == 1 and whole and tensor.data_ptr() % ALIGNMENT == 0
 
 
-@cache  # the signs of a head_dim are one tensor
+@cache  # by tensor: each head_dim has one tensor of signs
 def _words(signs: Tensor | None) -> Any:
-    """The columns that are negated, in a word those of a thread: first the even ones, then the odd ones."""
+    """The negated columns as bits, one word for each thread of a row: first the even columns, then the odd ones."""
     words, each = [0] * 4, [] if signs is None else signs.tolist()
     for column, sign in enumerate(each):
         vector, lane = divmod(column // VECTOR, len(each) // OWN_COLUMNS)
@@ -110,7 +110,7 @@ def _words(signs: Tensor | None) -> Any:
 
 @cache
 def _function(named: str, device: int) -> Any:
-    """An instance, compiled once for each device, which is the current one."""
+    """An instance, compiled once for each device; `device` has to be the current one."""
     options = ("-std=c++17", "-arch=sm_90a")
     module = _libraries()[0].RawModule(code=SOURCE.read_text(), options=options, name_expressions=(named,))
     return module.get_function(named)
@@ -118,7 +118,7 @@ def _function(named: str, device: int) -> Any:
 
 @cache
 def _libraries() -> Any:
-    """CuPy and the driver's bindings; None where one is not installed."""
+    """CuPy and the driver's bindings; None if one of them is not installed."""
     try:
         import cupy
         from cuda.bindings import driver

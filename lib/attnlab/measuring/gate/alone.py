@@ -11,11 +11,11 @@ from attnlab.study.shapes import Shape
 def differing(implementation: Implementation, given: Inputs, shape: Shape) -> int | None:
     """The number of elements whose bits differ between the outputs for a sequence alone and for the whole batch.
 
-    The sequence is drawn at random, and is called as a program would: code that chooses by shape may choose otherwise.
+    The sequence is drawn at random. The call is that of a program: code that chooses by shape may choose differently.
 
     Returns:
-        None where the question doesn't arise: a single sequence, sequences end to end, a backward pass, or a call that
-        the implementation doesn't serve.
+        None if the test doesn't apply: a single sequence, packed sequences, a backward pass, or a call that the
+        implementation doesn't serve.
     """
     if shape.batch == 1 or shape.ragged or shape.trains:
         return None

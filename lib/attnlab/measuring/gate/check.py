@@ -9,7 +9,7 @@ from torch import Tensor
 from attnlab.base.rules import GATE_FACTOR
 
 OUTPUTS = ("O", "dQ", "dK", "dV")
-"""The tensors that a call returns: the first in a forward pass, the others in a backward one, in training all."""
+"""The tensors that a call returns: O in a forward pass, the gradients in a backward pass, and all in training."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Error:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far an output is from the oracle: root of the mean square, and the largest; infinite where it is NaN."""
+    """The distance of an output from the oracle: root mean square and maximum; infinite if an element is NaN."""
 
     rmse: float
     maximum: float
@@ -67,11 +67,11 @@ class Check:
         framework_error: the error of the same formula composed from torch operations, in the dtype of the inputs.
         unavoidable: the error that the rounding of scores in float32 causes; see `Gate`.
         rounded_once: the largest error that rounding the output to its dtype may cause; see `Gate`.
-        faults: other faults than the error, in words.
+        faults: faults other than the error, in words.
         differing: the number of elements in which 2 runs on the same inputs differ.
-        drawn: the distance of O, or of the gradients alone, from those of the inputs as they were drawn, before any
-            rounding; None on extremes.
-        output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.
+        drawn: the distance of O, or of the gradients of a backward pass alone, from the exact ones of the inputs
+            before any rounding; None on extremes.
+        output: the tensor of `OUTPUTS` with these errors; if there are several, the one with the largest `strain`.
     """
 
     error: Error
@@ -104,7 +104,7 @@ class Check:
 
     @property
     def allowed(self) -> Error:
-        """The largest errors with which it passes."""
+        """The largest errors that pass."""
         return Error(
             GATE_FACTOR * (max(self.framework_error.maximum, self.unavoidable.maximum) + self.rounded_once),
             GATE_FACTOR * max(self.framework_error.mean, self.unavoidable.mean),

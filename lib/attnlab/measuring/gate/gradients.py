@@ -21,14 +21,14 @@ def check_gradients(
     device: torch.device | str = "cuda",
     repeats: bool = True,
 ) -> dict[str, Check]:
-    """The check of O, dQ, dK and dV on each of these input distributions that fits the shape: of the one farthest off.
+    """The check of the worst of O, dQ, dK and dV, on each of these input distributions that fits the shape.
 
-    Each may have twice the error of `oracle.gradients` against float64. Where one key has nearly all of the weight, the
-    largest error of dK is that of one number of each head. With fewer than 8 heads of K chance decides then.
+    Each may have twice the error of `oracle.gradients` against float64. If one key has nearly all of the weight, the
+    largest error of dK comes from 1 number of each head. With fewer than 8 heads of K the verdict is then random.
 
     Args:
-        attention: ``(q, k, v, causal, scale) -> o``, which autograd differentiates, from a standard normal gradient.
-        repeats: whether all 4 have to be the same bits in each run.
+        attention: ``(q, k, v, causal, scale) -> o``, which autograd differentiates; dO is standard normal.
+        repeats: whether all 4 must have the same bits in each run.
     """
     device, scale, found = torch.device(device), shape.scale or None, {}
     for kind in kinds:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-# The words left there before the first and the second run: NaN in every dtype, which sums and products pass on, and the
-# largest float16 (2.7e36 in the other dtypes), which maxima pass on.
+# The words written before the first and the second run: NaN in every dtype, which sums and products propagate, and the
+# largest float16 (2.7e36 in the other dtypes), which maxima propagate.
 WORDS = (0x7FFA, 0x7BFF)
 # CTAs per multiprocessor: one fills it, the others make sure that no multiprocessor is left out.
 CTAS = 4
@@ -18,7 +18,7 @@ ROUNDS = 2
 def fill(device: torch.device, word: int) -> None:
     """Fill the shared memory and registers of every multiprocessor with a 16-bit word, on the current stream.
 
-    It does nothing on a CPU or without CuPy; without CuPy there are no kernels of ours either.
+    It does nothing on a CPU or without CuPy, which our kernels need too.
     """
     kernel = _kernel(device) if device.type == "cuda" else None
     if kernel is None:

@@ -1,7 +1,7 @@
 """The reference: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
 
 The oracle takes too long to run after each sample. It checks the reference itself once for each shape, and again on
-the inputs of an output that is farther off than its bound.
+the inputs of an output that exceeds its bound.
 """
 
 import math
@@ -33,21 +33,21 @@ from attnlab.study.shapes import Shape
 
 COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
 REFERENCES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
-"""The fastest first. The last one's error is by definition the framework's own in the gate."""
+"""The fastest first. The gate takes the error of the last one as the framework's own."""
 
 INPUTS = Operands()
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far a tensor of an output may be from the reference's: the gate's allowance, plus the reference's own error.
+    """The allowed distance of an output tensor from the reference's: the gate's allowance plus the reference's error.
 
-    Both may come from other values than those that are compared. Rounding an output may cost half a unit in the last
-    place of its largest element. By chance the reference's own error may be less: it counts as that at least. The
-    gate's allowance holds twice that already.
+    Both may have been measured on other values than those that are compared. Rounding alone may cause an error of half
+    a unit in the last place of the largest element, so that the reference's error counts as at least that. The gate's
+    allowance already includes twice that.
 
     Attributes:
-        unit: the unit in the last place of the largest element, where errors were measured.
+        unit: the unit in the last place of the largest element, on the values on which errors were measured.
     """
 
     gate: Error
@@ -55,20 +55,20 @@ class Bound:
     unit: float
 
     def at(self, unit: float) -> Error:
-        """The error allowed where the largest element has this unit in the last place; more if the unit is larger."""
+        """The allowed error if the largest element has this unit in the last place; it grows with the unit."""
         maximum = self.gate.maximum + max(self.own.maximum, self.unit / 2)
         grown = unit / self.unit if unit > self.unit > 0 else 1.0
         return Error(grown * maximum, self.gate.mean + self.own.mean)
 
 
 class ReferenceCheck:
-    """Attention on the inputs that are in place, by windows.
+    """The reference's attention on the current inputs, by windows.
 
     Args:
-        operands: say which numbers are multiplied, by default the inputs as they are.
+        operands: the numbers that are multiplied; by default the unchanged inputs.
 
     Attributes:
-        bounds: how far each tensor of an output may be from the reference's.
+        bounds: the allowed distance of each tensor of an output from the reference's.
     """
 
     def __init__(self, windows: Windows, shape: Shape, operands: Operands = INPUTS) -> None:
@@ -79,7 +79,7 @@ class ReferenceCheck:
         self.bounds: list[Bound] = []
 
     def appoint(self, gate: Gate) -> None:
-        """Choose the first of `REFERENCES` that passes a gate whose inputs are window 0, as it is now.
+        """Choose the first of `REFERENCES` that passes a gate whose inputs are the current values of window 0.
 
         Raises:
             OutOfMemory: the device's memory holds none of them.
@@ -101,26 +101,26 @@ class ReferenceCheck:
 
     @property
     def name(self) -> str:
-        """The implementation that was appointed."""
+        """The name of the chosen implementation."""
         return self._implementation.name
 
     def forget(self) -> None:
-        """Other values are in place now."""
+        """Drop the cached outputs, since the inputs have changed."""
         self._seen.clear()
 
     def look(self, window: int = 0) -> tuple[Tensors, Tensors]:
-        """The output for the values that are in place, and the largest element of each of its tensors."""
+        """The output for the current values, and the largest element of each of its tensors."""
         if window not in self._seen:
             returned = self._computed(window)
             self._seen[window] = returned, tuple(map(_largest, returned))
         return self._seen[window]
 
     def widened(self, output: Tensor, window: int) -> Tensor:
-        """An output as the numbers that are compared."""
+        """Convert an output to the numbers that are compared."""
         return self._operands.of(self._windows, window).widened(output)
 
     def bounds_on(self, gate: Gate, window: int) -> list[Bound]:
-        """The bounds on the values that are in place, of which this is the gate."""
+        """The bounds for the current values, on which `gate` was made."""
         returned, _ = self.look(window)
         return _bounds(gate, returned, gate.errors(returned))
 
@@ -132,7 +132,7 @@ class ReferenceCheck:
 
 
 References = Mapping[Operands, ReferenceCheck]
-"""Those of a shape, by the operands."""
+"""The reference checks of a shape, by operands."""
 
 
 def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:
@@ -142,10 +142,10 @@ def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far an output was from the reference's.
+    """The distance of an output from the reference's.
 
     Attributes:
-        errors: of each tensor; `units` are those in the last place of their largest elements.
+        errors: that of each tensor; `units` are the units in the last place of their largest elements.
     """
 
     reference: str
@@ -165,7 +165,7 @@ class Comparison:
 
     @property
     def _worst(self) -> tuple[Error, Error]:
-        """The error of the tensor that is the farthest off, and its allowed error."""
+        """The error of the tensor with the largest strain, and its allowed error."""
         allowed = (bound.at(unit) for bound, unit in zip(self.bounds, self.units, strict=True))
         return max(zip(self.errors, allowed, strict=True), key=lambda pair: pair[0].strain(pair[1]))
 
@@ -174,7 +174,7 @@ class Tally:
     """Comparisons of one case's outputs with the reference's. They stay on the device until they are read.
 
     Args:
-        most: how many outputs are compared at most.
+        most: the most outputs that are compared.
     """
 
     def __init__(self, reference: ReferenceCheck, most: int, device: torch.device) -> None:
@@ -183,7 +183,7 @@ class Tally:
         self._dtypes: tuple[torch.dtype, ...] = ()
 
     def compare(self, output: Output, window: int = 0) -> None:
-        """Compare an output with the reference's, then poison it, so that it has to be written again."""
+        """Compare an output with the reference's, then fill it with NaN, so that the next call has to write it."""
         given = outputs.each(output)
         returned = [self._reference.widened(tensor, window) for tensor in given]
         self._dtypes = tuple(tensor.dtype for tensor in returned)
@@ -214,5 +214,5 @@ def _largest(tensor: Tensor) -> Tensor:
 
 
 def _unit(largest: float, dtype: torch.dtype) -> float:
-    """The unit in the last place of a number of this size; 0 for none."""
+    """The unit in the last place of a number of this size; 0 for 0 and infinity."""
     return units(torch.tensor(largest), dtype).item() if 0 < largest < math.inf else 0.0

@@ -1,4 +1,4 @@
-"""The errors that rounding causes, however good an implementation is: of the output, and of scores to float32."""
+"""The errors that rounding causes in every implementation: of the output, and of scores to float32."""
 
 import math
 
@@ -14,14 +14,14 @@ HELD_SCORES = 2**24
 
 
 def units(of: Tensor, dtype: torch.dtype) -> Tensor:
-    """The unit in the last place of numbers of this size in a dtype, and that of its smallest ones below these."""
+    """The unit in the last place of numbers in a dtype; for subnormal ones, that of the smallest normal number."""
     return torch.finfo(dtype).eps * torch.exp2(of.abs().clamp(min=torch.finfo(dtype).tiny).frexp().exponent - 1.0)
 
 
 def unavoidable(
     given: Tensors, causal: bool, oracle: Tensor, sequences: tuple[int, ...], scale: float | None = None
 ) -> Error:
-    """The standard deviation of the output when each score is independently off by one float32 ulp: largest and mean.
+    """The largest and mean standard deviation of the output, if scores have independent errors of 1 float32 ulp.
 
     The ulp is that of scale·|q|·|k|, the largest value that the terms of a score can add up to. To first order, the
     deviation is this ulp times √(Σ P_j² (v_j - o)²), where P is the row of the softmax.
@@ -63,7 +63,7 @@ def _of_slabs(q: Tensor, k: Tensor, v: Tensor, oracle: Tensor, causal: bool, sca
 
 
 def unavoidable_in_training(given: Tensors, causal: bool, scale: float | None = None) -> tuple[Error, ...]:
-    """Likewise for O, dQ, dK and dV, where each element of dO·Vᵀ and each row of dO∘O is off by a float32 ulp too.
+    """Likewise for O, dQ, dK and dV, if each element of dO·Vᵀ and each row of dO∘O has an error of 1 ulp too.
 
     The ulp is that of |dO|·|v|, the largest value that their terms can add up to. D is the sum of a row of dO∘O, and
     dS = P∘(dO·Vᵀ - D). An error a of a score changes P by P∘(a - Σ P·a) and D by Σ dS·a. The errors b of dO·Vᵀ and d

@@ -1,1 +1,1 @@
-"""Describing the machine: devices, the locked environment, telemetry, the profiler, Nsight Compute."""
+"""Describe the machine and a call: devices, the locked environment, telemetry, the profiler, Nsight Compute."""

@@ -1,9 +1,8 @@
 """Nsight Compute's counters of one call at the study's target, for each implementation that was measured there.
 
-At other shapes that the study asks for, only implementations that are not far slower than the fastest are counted.
-This module runs under ncu in a separate process. For each case, it warms the implementation up and opens ncu's window
-for a single call. The tool runs each kernel of that call many times over, a few counters at a time: its durations are
-no latencies.
+At other shapes of the study, implementations that are far slower than the fastest are left out. This module runs under
+ncu in a separate process. For each case, it warms the implementation up and opens ncu's window for a single call. The
+tool repeats each kernel of that call many times, for a few counters each: its durations are no latencies.
 """
 
 import json
@@ -28,8 +27,8 @@ from attnlab.study.studies import Study
 
 WARMUP_CALLS = 20
 TIMEOUT_S = 60
-"""For the cases of one implementation."""
-# Beyond the target, implementations that take more than this many times as long as the fastest are not counted.
+"""The time limit for the cases of one implementation."""
+# At shapes other than the target, implementations slower than the fastest by more than this factor are not counted.
 FAR_SLOWER = 2.0
 Cases = list[tuple[str, Shape]]
 """Implementations, each at a shape."""
@@ -38,7 +37,7 @@ Cases = list[tuple[str, Shape]]
 def take(name: str, study: Study, device: str) -> dict[str, str]:
     """Take the counters that the run lacks, and return its manifest's entry on the profile.
 
-    A failure of ncu costs the run its counters and nothing else.
+    If ncu fails, the run lacks only its counters.
     """
     untaken = {"tool": "", "why": "", "command": ""}
     if device != "cuda":
@@ -50,7 +49,7 @@ def take(name: str, study: Study, device: str) -> dict[str, str]:
         return untaken | {"why": str(refused)}
     there = write.recorded(name, "profile")
     wanted = [case for case in _counted(name, study) if implementation_key(case[0]) not in there]
-    # SDPA's backends, the peers and the kernels apart: the counters of one are kept if another doesn't end.
+    # A process each for SDPA's backends, the peers and the kernels: if one hangs, the counters of the others are kept.
     families = _apart(wanted, lambda implementation: implementation.partition(".")[0])
     problems = dict.fromkeys(problem for family in families for problem in _taken(name, ncu, family))
     words = ["python" if word == sys.executable else word for word in command([("IMPLEMENTATION", study.target_shape)])]
@@ -70,13 +69,13 @@ def _apart(cases: Cases, key: Callable[[str], str]) -> list[Cases]:
 
 
 def _taken(name: str, ncu: str, wanted: Cases) -> list[str]:
-    """Keep the counters of these cases, by one process or, if that fails, by one for each; return the problems."""
+    """Record the counters of these cases, by 1 process or, if it fails, by 1 per implementation; return problems."""
     names = list(dict.fromkeys(implementation for implementation, _ in wanted))
     print(f"{name}: counters of {', '.join(names)}", file=sys.stderr, flush=True)
     try:
         rows = counters(ncu, wanted)
     except Refused as refused:
-        if "ERR_NVGPUCTRPERM" in str(refused):  # this user may read no counters at all
+        if "ERR_NVGPUCTRPERM" in str(refused):  # this user may not read counters
             return [str(refused)]
         if len(names) > 1:
             return [problem for one in _apart(wanted, str) for problem in _taken(name, ncu, one)]
@@ -107,9 +106,9 @@ def command(cases: Cases) -> list[str]:
 
 
 def parse(printed: str) -> list[pd.DataFrame]:
-    """The lines that ncu printed of each call, as rows of function, launch, metric, unit and value.
+    """ncu's output on each call, as rows of function, launch, metric, unit and value.
 
-    Metrics that it couldn't count are left out.
+    Metrics that ncu couldn't count are left out.
 
     Raises:
         Refused: nothing was counted; the message is ncu's reason.

@@ -15,7 +15,7 @@ from attnlab.base.errors import UserError
 from attnlab.base.texts import PLAIN
 
 HOST_DIGITS = 12
-"""Digits of the hash that tells a host from others, without its name."""
+"""Digits of the hash that identifies a host without its name."""
 
 
 def resolve(wanted: str) -> torch.device:
@@ -63,7 +63,7 @@ def last_level_cache_bytes(device: torch.device) -> int:
 def host() -> dict[str, str]:
     """The start of the SHA-256 of the host's name, its CPU by model, and the governor of the first core's clock.
 
-    The governor is "" where the system doesn't say.
+    The governor is "" if the system doesn't report it.
     """
     return {
         "host": hashlib.sha256(platform.node().encode()).hexdigest()[:HOST_DIGITS],
@@ -79,14 +79,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Return memory to the device that torch's allocator only caches."""
+    """Return the memory that torch's allocator caches to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 @contextmanager
 def no_garbage_collected() -> Iterator[None]:
-    """Inside, no cycle of references is freed: a graph that is destroyed spoils one that is being captured."""
+    """A context without garbage collection, which could destroy a CUDA graph and so spoil a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -97,7 +97,7 @@ def no_garbage_collected() -> Iterator[None]:
 
 
 def _plain(name: str) -> str:
-    """A name as a run can hold it, see `texts.PLAIN`."""
+    """A name with only the characters that a run may have, see `texts.PLAIN`."""
     return " ".join("".join(re.findall(PLAIN, name)).split())
 
 
@@ -108,7 +108,7 @@ def _cpu_name() -> str:
 def _largest_cpu_cache_bytes() -> int:
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     scale = {"K": 2**10, "M": 2**20}
-    # If the system doesn't say, 32 MiB: more than the last level of most laptops.
+    # If the system doesn't report it, 32 MiB: more than the last-level cache of most laptops.
     return max((int(size[:-1]) * scale[size[-1]] for size in sizes), default=32 * 2**20)
 
 

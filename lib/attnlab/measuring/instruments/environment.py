@@ -1,4 +1,4 @@
-"""The locked environment: setting it, asserting that it holds, and recording it."""
+"""Set the locked environment, assert that it holds, and record it."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ from attnlab.study import implementations
 
 CUBLAS_WORKSPACE = ":4096:8"
 PACKAGES = ("torch", "numpy")
-"""The packages whose versions results depend on, on every device; on a GPU those of `ON_A_GPU` too."""
+"""The packages whose versions affect results on every device; on a GPU those of `ON_A_GPU` do too."""
 ON_A_GPU = ("triton", "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py")
 NO_LIMIT = 2**31 - 1
 MISSING = "n/a"
@@ -48,7 +48,7 @@ SETTINGS: dict[str, tuple[Read, Any]] = {
     "cublas_workspace_config": (lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""), CUBLAS_WORKSPACE),
     "seed": (torch.initial_seed, rules.SEED),
 }
-"""The locked settings: how each is read back from torch, and its locked value."""
+"""The locked settings: the function that reads each from torch, and its locked value."""
 
 
 def _unsettable(value: Any) -> None:
@@ -101,8 +101,8 @@ KEPT: dict[str, tuple[Read, Write]] = {
     "flush_denormal": (_flushes_denormal, torch.set_flush_denormal),
     "garbage_collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
 }
-"""Settings that an implementation may not leave changed: how each is read, and put back. They aren't locked: a study
-is measured with a program's own."""
+"""Settings that an implementation must restore: the functions that read and write each. They aren't locked: a study
+is measured with those of the program."""
 
 
 def lock() -> None:
@@ -121,7 +121,7 @@ def lock() -> None:
     torch.backends.cudnn.deterministic = True
     # In strict mode SDPA silently refuses its cuDNN backend, whose backward pass is not deterministic.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # The line above turns it on: it would fill every fresh tensor with NaN inside the timed window.
+    # The line above turns this on, which would fill every fresh tensor with NaN during the timed call.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     random.seed(rules.SEED)
     np.random.seed(rules.SEED)
@@ -136,12 +136,12 @@ def lock() -> None:
 
 @contextmanager
 def kept() -> Iterator[list[str]]:
-    """Undo changes inside to the locked settings and to those of `KEPT`.
+    """A context that at its end restores the locked settings and those of `KEPT`.
 
     Afterwards, the list holds the names of the settings that were changed.
 
     Raises:
-        Spoiled: a setting can't be put back.
+        Spoiled: a setting can't be restored.
     """
     changed: list[str] = []
     before = settings() | _now(KEPT)
@@ -165,9 +165,9 @@ def _now(table: Mapping[str, tuple]) -> dict[str, Any]:
 
 
 def compile_every_shape() -> None:
-    """Let `torch.compile` compile for as many shapes as there are; past its limit it would call a function uncompiled.
+    """Remove the limit on recompilations of `torch.compile`, past which it would call a function uncompiled.
 
-    Any other reason for it to give up raises an error, and fails the case.
+    If it gives up for another reason, it raises an error, and the case fails.
     """
     if "torch._dynamo" in sys.modules:  # else nothing is compiled yet
         config = sys.modules["torch._dynamo"].config
@@ -183,7 +183,7 @@ def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
 
     Raises:
         UserError: a setting did not hold.
-        Outdated: the environment is another; the message names the parts that differ.
+        Outdated: the environment differs; the message names the parts that do.
     """
     lock()
     before = read.read_manifest(run)["environment"]
@@ -198,7 +198,7 @@ def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
 
 
 def _installing(versions: Mapping[str, str]) -> str:
-    """The command that brings packages to these versions."""
+    """The command that installs these versions of packages."""
     wanted = [f"{name}=={version}" for name, version in versions.items() if version != MISSING]
     unwanted = [name for name, version in versions.items() if version == MISSING]
     steps = [("install", *wanted)] * bool(wanted) + [("uninstall", "--yes", *unwanted)] * bool(unwanted)
@@ -211,7 +211,7 @@ def settings() -> dict[str, Any]:
 
 
 def packages(device: torch.device, named: Iterable[str] = ()) -> list[str]:
-    """The packages that measuring on a device imports, where the implementations `named` are measured."""
+    """The packages that are imported to measure the implementations `named` on a device."""
     if device.type != "cuda":
         return [*PACKAGES]
     return [*PACKAGES, *ON_A_GPU, *(package for name in named for package in implementations.PACKAGES.get(name, ()))]
@@ -221,7 +221,7 @@ def fingerprint(device: torch.device, packages: Iterable[str]) -> dict[str, Any]
     """Everything in the environment that a run's results may depend on, and its SHA-256 as ``hash``.
 
     Args:
-        packages: those whose versions count.
+        packages: those whose versions are included.
     """
     card = Telemetry(device)
     found = {

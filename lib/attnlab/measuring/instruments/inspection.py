@@ -34,7 +34,7 @@ def kernels(call: Call, device: torch.device) -> list[str]:
 def peak_memory_bytes(call: Call, inputs_bytes: int, device: torch.device) -> int:
     """The most memory allocated at once during a call: Q, K and V, the output, and any workspace."""
     if device.type == "cuda":
-        with devices.no_garbage_collected():  # memory that a cycle of references still holds stays held
+        with devices.no_garbage_collected():  # it would free memory of earlier calls during this one
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
@@ -43,7 +43,7 @@ def peak_memory_bytes(call: Call, inputs_bytes: int, device: torch.device) -> in
             return inputs_bytes + int(torch.cuda.max_memory_allocated()) - before
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         output = call()
-    # In the order of time, each allocation is positive and each release negative.
+    # Events are ordered by time; an allocation is positive and a release negative.
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
     return inputs_bytes + max([sum(tensor.nbytes for tensor in outputs.each(output)), *accumulate(changes)])

@@ -8,14 +8,14 @@ import torch
 
 try:
     import pynvml
-except ImportError:  # an extra: a machine without an NVIDIA GPU has no use for it
+except ImportError:  # optional: only needed with an NVIDIA GPU
     pynvml = None
 
 # Reasons for which the card runs slower than it could: software power cap, hardware slowdown, software and hardware
-# thermal slowdown, power brake (nvml.h, nvmlClocksEventReasons). Idle and application clocks are no throttling.
+# thermal slowdown, power brake (nvml.h, nvmlClocksEventReasons). Idle and application clocks don't count as throttling.
 THROTTLING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 CARD_DIGITS = 12
-"""Digits of the hash that tells a card from others: enough for every card of a cluster, and no serial number."""
+"""Digits of the hash that identifies a card: enough for the cards of a cluster, without their serial numbers."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Telemetry:
         return None if answer_mw is None else answer_mw * 1e-3
 
     def _enabled(self, question: str) -> bool | None:
-        """A mode as a yes or no; where NVML gives the current and the pending one, the current."""
+        """Whether a mode is on; if NVML gives the current and the pending value, the current one."""
         mode = self._ask(question)
         return None if mode is None else bool(mode[0] if isinstance(mode, (list, tuple)) else mode)
 

@@ -1,6 +1,6 @@
-"""cuDNN's attention through its own frontend, by the fastest of the plans that it proposes for a layout.
+"""cuDNN's attention through cuDNN's frontend, by the fastest of the plans that it proposes for a layout.
 
-SDPA takes the first plan. Here all are built and timed when tensors of a layout come for the first time.
+SDPA takes the first plan. Here the first call with a layout builds and times all plans.
 """
 
 from collections.abc import Hashable
@@ -17,7 +17,7 @@ from attnlab.measuring.subjects.implementation import Implementation
 
 WAYS = ("COMPOSITE", "UNIFIED")
 """cuDNN's 2 ways to carry out a graph of attention; each proposes its own plans, or refuses."""
-_plans: dict[Hashable, plans.Plan] = {}  # never emptied: captured graphs launch what a plan holds
+_plans: dict[Hashable, plans.Plan] = {}  # never emptied: captured graphs launch the kernels of a plan
 
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
@@ -25,7 +25,7 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = N
 
     Raises:
         Unsupported: the package is not installed or uses another cuDNN than PyTorch, the device is no NVIDIA GPU, or
-            no plan serves such tensors. Also the first tensors of this layout, while a graph is captured.
+            no plan serves such tensors. Also if the first call with this layout is made in a graph capture.
     """
     key = layout(q, k, v, causal, scale)
     plan = _plans.get(key)
@@ -49,7 +49,7 @@ def _graph(package: Any, way: str, tensors: tuple[Tensor, ...], causal: bool, sc
             *given,
             generate_stats=False,
             attn_scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-            # From a single query nothing is hidden, and without a mask cuDNN proposes more.
+            # A single query sees all keys, and without a mask cuDNN proposes more plans.
             use_causal_mask_bottom_right=causal and q.shape[2] > 1,
             implementation=getattr(package.attention_implementation, way),
         )[0]

@@ -12,7 +12,7 @@ from attnlab.measuring.subjects.sdpa import offsets
 
 
 def flash4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, **settings: Any) -> Tensor:
-    """`flash_attn_func`, whose causal mask is aligned to the end. On Hopper it can't split keys.
+    """`flash_attn_func`, whose causal mask is aligned to the end. On Hopper it has no split-KV.
 
     Raises:
         Unsupported: the package is not installed, the device is no NVIDIA GPU, or the package refuses the tensors.
@@ -31,7 +31,7 @@ def flash4_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tupl
 
 
 def _called(function: str, *tensors: Tensor, **settings: Any) -> Tensor:
-    """The output of one of the package's functions, which assert that they can take the tensors."""
+    """The output of one of the package's functions; a failed assertion in it raises Unsupported."""
     call = getattr(plans.installed("flash_attn.cute", "flash-attn-4", tensors[0].device), function)
     try:
         output = call(*tensors, **settings)
