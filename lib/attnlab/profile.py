@@ -27,7 +27,7 @@ COUNTED = [
     *("issued_pct", "idle_pct", "bank_conflicts_pct"),
 ]
 SHORT_US, NEAR_US, NEAR_PCT = 20, 0.5, 1.0
-"""2 clocks agree within NEAR_US below SHORT_US, and within NEAR_PCT above."""
+"""2 clocks agree if they differ by at most NEAR_US below SHORT_US, and by at most NEAR_PCT above."""
 
 
 def counters(run: schema.Run) -> pd.DataFrame:
@@ -77,7 +77,7 @@ def _cycles(launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def clocks(run: schema.Run) -> pd.DataFrame:
-    """The same calls by every clock: implementation, the axes, method, and our clock next to it.
+    """The latency of the same calls by each clock method, next to our clock: implementation, the axes, method.
 
     Columns: median_us with low_us to high_us (order statistics); ours_us, the median of the device clock with the same
     cache; gap_us, the method minus ours, with gap_low_us to gap_high_us; gap_pct; near, whether they agree within 0.5

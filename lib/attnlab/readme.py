@@ -28,7 +28,7 @@ OURS = {
     "ragged": ("unlike lengths", "kernel.ragged", "lengths != 'equal'"),
     "decode": ("64 queries over caches", BEST, "seq_len == 64"),
 }
-"""Studies whose runs add rows: words for these, the implementation that is ours, and their cases."""
+"""By study whose runs add rows: a label of these rows, our implementation, and a query for its cases."""
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -86,7 +86,7 @@ def _picture(run: Run) -> bytes:
 
 
 def _results(run: Run, others: list[Run]) -> str:
-    """A row for each shape, on the input distribution where our kernel leads the fastest other least."""
+    """A row for each shape, on the input distribution with our kernel's least lead over the fastest other."""
     samples = run.samples[frames.is_equal(run.samples, WARM | PLAIN) & (run.samples["values"] != ZEROS)]
     fastest = frames.over_fastest(samples, BEST, [FALLBACK])
     least = frames.worst(fastest)
@@ -120,7 +120,7 @@ def _results(run: Run, others: list[Run]) -> str:
 
 
 def _more(run: Run) -> tuple[pd.DataFrame, pd.Series]:
-    """Of a run of one of `OURS`, the shape with the least lead for each head dimension, and these leads."""
+    """Rows of a run of a study in `OURS`, for each head dimension the shape with the least lead; and these leads."""
     _, name, own = OURS[run.manifest["study"]["name"]]
     samples = run.samples[frames.is_equal(run.samples, WARM)].query(own)
     rows = frames.worst(frames.over_fastest(samples, name)).sort_values("speedup").drop_duplicates("head_dim")
@@ -130,7 +130,7 @@ def _more(run: Run) -> tuple[pd.DataFrame, pd.Series]:
 
 
 def _table(rows: pd.DataFrame, errors: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.Series]:
-    """Rows of `worst` as README shows them, with the candidate's largest errors over cuDNN's; and their leads."""
+    """The README's table of rows of `worst`, with the candidate's largest errors over cuDNN's; and the rows' leads."""
     largest = pd.Series("—", index=rows.index)
     if errors is not None:
         ours = errors[errors["candidate"].isin(rows["candidate"])].groupby(SHAPE)["rms_ratio"].max()

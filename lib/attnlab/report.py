@@ -1,6 +1,6 @@
-"""Executes the notebooks for a run and renders each as one HTML file that loads nothing; the report also as PDF.
+"""Execute the notebooks for a run and render each as one self-contained HTML file; the report also as PDF.
 
-Showing never measures. Pages are written once all notebooks were executed, each whole or not at all.
+Nothing is measured here. Pages are written after all notebooks were executed, each atomically.
 """
 
 import logging
@@ -47,7 +47,7 @@ HOW = "no PDF: install Chromium, or pdflatex with pandoc (the package pypandoc-b
 TAGS = "style div span p b strong em i code pre br sub sup ul ol li table caption thead tbody tfoot tr th td"
 ATTRIBUTES = "class id style colspan rowspan scope role aria-label tabindex"
 LINK_TO_FILE = re.compile(r"""(<a\b[^>]*?)\shref=(["'])(?!#|https?:|mailto:).*?\2""", re.DOTALL)
-"""A link that a browser would print as an address on this machine."""
+"""A link to a file, which a browser would print as an address on this machine."""
 TEMPLATES = {"extra_template_basedirs": [str(Path(__file__).with_name("template"))]}
 Notebook = Any
 
@@ -62,16 +62,16 @@ def render(
 ) -> Path:
     """Execute notebooks for a recorded run, write their pages to ``reports/<run>/``, and return the first one.
 
-    Cells tagged `published` speak of the published run alone, and are left out of other pages.
+    Cells tagged `published` are about the published run only, and are left out of other pages.
 
     Args:
         run: a run in ``data/``; the published one, which is the report's default, if empty.
         notebooks: some of those in ``notebooks/``; `names` if None. At most `jobs` are executed at the same time.
-        parameters: others than the run, for each notebook; the names of pages have them.
+        parameters: parameters of each notebook, other than the run. They are part of the pages' names.
 
     Raises:
-        UserError: Nothing is written if there is no such run, notebook or parameter, or a cell failed. The pages are
-            written if `holds` found a sentence that is not true, or the PDF failed.
+        UserError: there is no such run, notebook or parameter, or a cell failed; then nothing is written. Or `holds`
+            found a sentence that is not true, or the PDF failed; then the pages are written.
     """
     run, given = str(run or _parameters(REPORT)["run"]), dict(parameters or {})
     read.read_manifest(run)
@@ -128,7 +128,7 @@ def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], j
 
 
 def _require_true(executed: Mapping[str, Notebook]) -> None:
-    """Pass on the warnings of notebooks, and raise UserError if a guarded sentence is not true."""
+    """Print the warnings of notebooks, and raise UserError if a guarded sentence is not true."""
     wrong = 0
     for page, notebook in executed.items():
         for output in _outputs(notebook):
@@ -149,11 +149,11 @@ def _say(line: str) -> None:
 
 
 class _JupyterKernel(AsyncKernelManager):
-    """A kernel of this interpreter, not one of those installed. It finds this package, and no start-up files."""
+    """A Jupyter kernel of this interpreter, not an installed one. It finds this package, and no start-up files."""
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        """How to start it."""
+        """The command that starts it, and its environment."""
         path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
         folder = str(Path(self.connection_file).parent)
         environment = {"PYTHONPATH": path, "IPYTHONDIR": folder, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
@@ -163,12 +163,12 @@ class _JupyterKernel(AsyncKernelManager):
 
 
 def _execute(run: str, scratch: Path, notebook: Notebook, values: dict[str, object]) -> tuple[str, Notebook]:
-    """The page, and its notebook with outputs. UserError if a cell fails."""
+    """The page's name, and its notebook with outputs. UserError if a cell fails."""
     scratch.mkdir()
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
     copy, connection, began = scratch / "copy.ipynb", scratch / "kernel.json", time.perf_counter()
     nbformat.write(notebook, copy)
-    # Sockets in a folder of this user's: no other can connect, and no port is taken twice. A path has 107 bytes.
+    # Sockets in a private folder: other users can't connect, and ports don't collide. A path has at most 107 bytes.
     kernel = {"transport": "ipc" if len(str(connection)) < 90 else "tcp", "connection_file": str(connection)}
     options = {"kernel_manager_class": _JupyterKernel, "config": Config({"KernelManager": kernel})}
     options |= {"shutdown_kernel": "immediate", "resources": {"metadata": {"path": str(paths.working())}}}
@@ -185,7 +185,7 @@ def _execute(run: str, scratch: Path, notebook: Notebook, values: dict[str, obje
 
 
 class _Markdown(mistune.HTMLRenderer):
-    """Markdown in which HTML is text and formulas are MathML. It loads nothing, and links to pages, not notebooks."""
+    """Render Markdown: HTML as text, formulas as MathML, no images, and links to pages instead of notebooks."""
 
     def inline_math(self, body: str, display: bool = False) -> str:
         try:
@@ -204,7 +204,7 @@ class _Markdown(mistune.HTMLRenderer):
 
 
 def _html(notebook: Notebook, run: str, links: Mapping[str, str]) -> str:
-    """A page; the same notebook gives the same bytes. `links` are addresses by label, empty for the page itself."""
+    """The HTML of a page; the same notebook gives the same bytes. `links`: addresses by label, empty for this page."""
     shown = ["image/svg+xml", "text/html", "text/markdown", "image/png", "text/plain"]
     config = Config({"TemplateExporter": TEMPLATES, "NbConvertBase": {"display_data_priority": shown}})
     exporter, numbers = TemplateExporter(config=config, template_name="page", file_extension=".html"), count(1)
@@ -228,7 +228,7 @@ def _title(notebook: Notebook) -> str:
 
 
 def _tables(html: str) -> str:
-    """HTML of an output with these tags and attributes alone: no scripts, pictures, links, nor addresses in styles."""
+    """An output's HTML with only `TAGS` and `ATTRIBUTES`: no scripts, pictures, links or addresses in styles."""
     soup = BeautifulSoup(html, "html.parser")
     for tag in (tag for tag in soup.find_all(True) if not tag.decomposed):
         style = tag.get_text() if tag.name == "style" else str(tag.get("style", ""))
@@ -236,14 +236,14 @@ def _tables(html: str) -> str:
             tag.decompose()
         else:
             tag.attrs = {name: value for name, value in tag.attrs.items() if name in ATTRIBUTES.split()}
-    for table in soup.find_all("table"):  # whose box scrolls where it is wide: by keys too
+    for table in soup.find_all("table"):  # the box of a wide table scrolls, also by keyboard
         if table.parent and table.parent.name == "div":
             table.parent.attrs = {**{"role": "region", "aria-label": "table", "tabindex": "0"}, **table.parent.attrs}
     return str(soup)
 
 
 def _drawing(svg: str, prefix: str) -> str:
-    """An SVG as a figure that says its <title>, with ids that begin with the prefix."""
+    """An SVG as a figure that is labelled with its <title>, and whose ids begin with the prefix."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.find("<svg") :], flags=re.DOTALL)
     title = re.search(r"<title>(.*?)</title>", svg, re.DOTALL)
     label = " ".join(title[1].replace('"', "&quot;").split()) if title else "figure"
@@ -256,7 +256,7 @@ def _drawing(svg: str, prefix: str) -> str:
 
 
 def _program() -> str:
-    """The program that makes the PDF: pdflatex where pandoc is too, or a browser; empty where neither is installed."""
+    """The program that makes the PDF: pdflatex if pandoc is installed too, else a browser; empty without either."""
     with suppress(ImportError):
         import pypandoc  # type: ignore[import-not-found]
 
@@ -275,7 +275,7 @@ def _pdf(program: str, notebook: Notebook, page: Path, scratch: Path) -> bytes:
         copy = scratch / page.name
         copy.write_text(LINK_TO_FILE.sub(r"\1", page.read_text()))
         options = ["--headless", "--disable-gpu", "--no-pdf-header-footer"]
-        options += ["--no-sandbox"] if os.geteuid() == 0 else []  # root can't have one, and the page runs no script
+        options += ["--no-sandbox"] if os.geteuid() == 0 else []  # root can't use it, and the page runs no script
         options += [f"--user-data-dir={scratch}/profile", f"--print-to-pdf={made}", copy.as_uri()]
     for _ in range(1 + latex):  # LaTeX writes references in a second pass
         with suppress(subprocess.TimeoutExpired):
@@ -287,7 +287,7 @@ def _pdf(program: str, notebook: Notebook, page: Path, scratch: Path) -> bytes:
 
 
 def _write_latex(notebook: Notebook, folder: Path) -> None:
-    """The report as report.tex with its figures, by nbconvert's own exporter. Markdown may hold no TeX but formulas."""
+    """The report as report.tex with its figures, by nbconvert's own exporter. In Markdown, only formulas are TeX."""
     from vl_convert import svg_to_pdf  # pages need no PDF of a figure
 
     paper, plain = deepcopy(notebook), "markdown-raw_tex-raw_html-raw_attribute"

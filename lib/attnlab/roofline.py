@@ -1,7 +1,7 @@
 """The machine's ceilings, the work of a case, and the floor that they set for its latency.
 
 The roofline of Williams, Waterman & Patterson (2009) has one more ceiling here: the exponentials of the softmax. On
-recent GPUs the special-function units need as long as the matrix units (FlashAttention-3, arXiv 2407.08608, section
+recent GPUs the special-function units take as long as the matrix units (FlashAttention-3, arXiv 2407.08608, section
 3.1). Each amount of work is divided by the fastest ceiling that may apply, so that the floor is below any latency.
 """
 
@@ -50,9 +50,9 @@ def add_work(cases: pd.DataFrame) -> pd.DataFrame:
     """Adds flops, bytes, exponentials, intensity (FLOP per byte), throughput_tflops and bandwidth_gbs to cases.
 
     FLOPs are 4 B H S² D, under the causal mask 2 B H S (S + 1) D. Bytes are Q, K, V and O, each moved once. There is
-    one exponential per score (`Shape`). Implementations in FP8 read e4m3. Axes that are left out are those of `Shape`.
+    one exponential per score (`Shape`). Implementations in FP8 read e4m3. Missing axes have `Shape`'s defaults.
 
-    Raises UserError: a column is missing, or a row is no shape.
+    Raises UserError: a column is missing, or a row is not a valid shape.
     """
     for name in AXES[:4]:
         if name not in cases:

@@ -111,7 +111,7 @@ def latex_text(text: str) -> str:
 
 
 class Table:
-    """A frame as notebooks, pages and papers show it. `style` is pandas' Styler for HTML, on which a user can go on."""
+    """A frame as notebooks, pages and papers show it. `style` is pandas' Styler for HTML, which a user can modify."""
 
     def __init__(self, frame: pd.DataFrame, caption: str, bold: np.ndarray) -> None:
         self.frame, self.caption, self._bold = frame, printable(caption), bold
@@ -185,7 +185,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 class Statement(str):
-    """Sentences that a notebook shows as Markdown, in which text from a run is read as it stands."""
+    """Sentences that a notebook shows as Markdown, with text from a run escaped."""
 
     def _repr_markdown_(self) -> str:
         return f"> {escaped(self)}"
@@ -198,7 +198,7 @@ def statement(row: Any) -> Statement:
         row: of `compare`, `control` or `worst`; also a frame of one row.
 
     Raises:
-        UserError: it is no such row.
+        UserError: it isn't such a row.
     """
     if isinstance(row, pd.DataFrame):
         if len(row) != 1:

@@ -1,4 +1,4 @@
-"""Processes that measure: their start, their watch, and their end with or by the process that started them."""
+"""Start, watch and stop the processes that measure. Each ends with its parent process."""
 
 import multiprocessing
 import os
@@ -23,17 +23,17 @@ from attnlab.measuring import watch
 
 POLL_S = 0.05
 EXIT_S = 10.0
-"""How long a process may take to exit when its job is done: threads of an implementation may never end."""
+"""Seconds that a process may take to exit after its job: threads of an implementation may never end."""
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
-"""Exit codes of processes that others may have ended: a person, a scheduler, the system where memory runs out."""
+"""Exit codes of processes that a person, a scheduler or the out-of-memory killer may have ended."""
 CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("spawn")
-"""How processes are started: afresh, as a fork of one that has used CUDA can't use it."""
+"""Processes are spawned, since a fork of a process that has used CUDA can't use CUDA."""
 Answer = tuple[Any, BaseException | None] | None
 """The value of a call or its error; None if the process gave neither."""
 
 
 class _Processes(ThreadPoolExecutor):
-    """An executor that starts a fresh process for each job, and another where an implementation ended the last."""
+    """An executor that starts a new process for each job, and another if an implementation ended that process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(1)
@@ -41,7 +41,7 @@ class _Processes(ThreadPoolExecutor):
         self.stopped = False
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future:
-        """Submit a call. Its process takes Ctrl-C from `begin` on: while that imports, it would print a traceback."""
+        """Submit a call. Its process blocks Ctrl-C until `begin`: during imports it would print a traceback."""
         with ctrl_c_blocked():
             return super().submit(self._result, pickle.dumps((call, arguments, named)))
 
@@ -57,7 +57,7 @@ class _Processes(ThreadPoolExecutor):
             if not why or step is None or watch.failed(failures, step):
                 raise error
             if code in FROM_OUTSIDE and not (victim and victim.same(step)):
-                victim = step  # not its fault yet
+                victim = step  # blamed only if it happens again
                 continue
             failures[step.implementation, step.place] = why
             tqdm.write(f"{step.implementation} {why}; the other implementations go on", file=sys.stderr)
@@ -67,32 +67,32 @@ class _Processes(ThreadPoolExecutor):
 def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
     """An executor that runs one process at a time, a new one for each job: one GPU, strictly serial.
 
-    A job may be done more than once: where an implementation ended its process, the job begins again without it.
+    A job may run more than once: if an implementation ends its process, the job begins again without it.
 
     Args:
-        environment: variables that its processes have in addition to those of this process.
+        environment: variables of its processes, in addition to those of this process.
     """
     return _Processes(environment or {})
 
 
 def begin(variables: Mapping[str, str]) -> None:
-    """Prepare this process for its job, with these variables: it ends with its parent, on Ctrl-C without a word."""
-    # The lock on a run ends with the process that holds it: one that resumes the run must not find this one measuring.
+    """Prepare this process for its job, with these variables. It ends with its parent, and silently on Ctrl-C."""
+    # The parent's lock on the run ends with it. A process that resumes the run must not find this one measuring.
     end_with_parent()
     os.environ.update(variables)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which `stop` ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # `stop` sends it
     # Ctrl-C reaches the whole process group, and the parent explains it. Under nohup, or as a shell's background job,
-    # the parent goes on after it and needs this process.
+    # the parent ignores it and needs this process.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def stop(pool: Executor) -> None:
-    """End the work of an executor, and the processes that this one started; returns when they have ended."""
+    """Stop an executor and all child processes of this process; returns when they have ended."""
     if isinstance(pool, _Processes):
-        pool.stopped = True  # it starts none in place of those that end now
-    # In a thread of its own, since it returns only when they have ended.
+        pool.stopped = True  # it doesn't replace the processes that end now
+    # In a separate thread, since `shutdown` returns only when they have ended.
     ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
     with ctrl_c_blocked():
         ending.start()
@@ -105,9 +105,9 @@ def stop(pool: Executor) -> None:
 def _process(
     packed: bytes, environment: Mapping[str, str], failures: watch.Failures
 ) -> tuple[Answer, watch.WatchedStep | None, int]:
-    """Do a pickled call in a fresh process.
+    """Run a pickled call in a fresh process.
 
-    Returns its answer; the last step of its board; and its exit code, 0 if it was ended since a step took too long.
+    Returns its answer, its last step, and its exit code: 0 if it was killed because a step exceeded its time limit.
     """
     board = watch.board(CONTEXT)
     receiving, sending = CONTEXT.Pipe(duplex=False)
@@ -116,7 +116,7 @@ def _process(
     sending.close()
     answer, step, ends = None, None, False
     while answer is None and not ends:
-        ends = not process.is_alive()  # asked first: what it sent before its end is read now
+        ends = not process.is_alive()  # asked first, so that an answer sent before its end is read
         with suppress(EOFError):
             if receiving.poll(0 if ends else POLL_S):
                 answer = pickle.loads(receiving.recv_bytes())
@@ -137,7 +137,7 @@ def _answer(
         call, arguments, named = pickle.loads(packed)
         answer = pickle.dumps((call(*arguments, **named), None))
     except Exception as error:
-        error.add_note(traceback.format_exc())  # which doesn't travel by itself
+        error.add_note(traceback.format_exc())  # pickling drops the traceback
         answer = pickle.dumps((None, error))
     sending.send_bytes(answer)
 
@@ -145,18 +145,18 @@ def _answer(
 def _exit_code(process: BaseProcess) -> int:
     process.join(EXIT_S)
     process.kill()
-    while process.exitcode is None:  # `stop` may have asked for it at this moment
+    while process.exitcode is None:  # `stop` may be polling it at this moment
         process.join(POLL_S)
     return process.exitcode
 
 
 def _blame(error: BaseException, step: watch.WatchedStep | None, code: int) -> str:
-    """The fault of the implementation of the last step, in words; "" if the end wasn't its own."""
+    """Describe the fault of the last step's implementation; "" if it wasn't at fault."""
     if step is None:
         return ""
     if isinstance(error, watch.Spoiled):
         return str(error)
-    if isinstance(error, torch.AcceleratorError):  # which may show only when the next step is under way
+    if isinstance(error, torch.AcceleratorError):  # it may surface only in the next step
         return f"made the device fail: {str(error).splitlines()[0]}"
     if not isinstance(error, BrokenProcessPool) or not step.within:
         return ""

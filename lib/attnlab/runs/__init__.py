@@ -1,1 +1,1 @@
-"""The run folder, where the half that measures and the half that infers meet: its layout, its rules and words."""
+"""The run folder, which the measuring half of attnlab writes and the other half reads: layout, rules and names."""

@@ -1,8 +1,8 @@
 """Checks of a run: the schema of each table, and relations among tables, study and manifest.
 
-They find bugs of the code that writes runs, and clumsy edits. They find no forger: a run whose latencies are all scaled
-and that is sealed again passes. A run that was closed early, or that is still being measured, may lack shapes. It may
-hold samples of a shape whose cases were not recorded. All that it holds of a case and timing is whole.
+They find bugs of the code that writes runs, and accidental edits. They don't detect forgery: a run whose latencies are
+all scaled and that is sealed again passes. A run that was closed early, or is still being measured, may lack shapes. It
+may have samples of a shape whose cases were not recorded. Its rows of a case and timing are complete.
 """
 
 import math
@@ -28,17 +28,17 @@ from attnlab.study.values import NORMAL
 
 Tables = Mapping[str, pd.DataFrame]
 Broken = Iterator[tuple[str, pd.DataFrame, Any, str]]
-"""A table, rows that it has or lacks, a mask of those that break a rule, and the words about the first of them."""
+"""A table, rows that it has or lacks, a mask of those that break a rule, and a message about the first of these."""
 PLACE = ["file", "row"]
-"""2 more columns of the tables that are checked: the file of a row, and its number there, from 0."""
+"""2 columns that are added to checked tables: the file of a row, and its number in that file, from 0."""
 AXES, TIMING = list(Shape.AXES), list(schema.TIMING)
 BLOCK, CASE = [*AXES, "replicate"], [*schema.CASE, "replicate"]
 MOST_ALIKE = 5
-"""The most samples of one shape and replicate that may all be the same by chance, by a coarse clock."""
+"""The most samples of a shape and replicate that a coarse clock may make all equal by chance."""
 OF_STUDY = ("blocks", "checks", "cases", "resources", "stream")
 """Tables that hold only rows of the study; `blocks` has a row for all samples of a case and timing."""
 NULLABLE = {kind: pd.api.types.pandas_dtype(names[1]) for kind, names in DTYPES.items() if kind != pa.string()}
-"""The pandas types that lose nothing where a value is missing."""
+"""By Arrow type, the pandas type that holds missing values without loss."""
 
 
 def refusal(path: Path, said: str, row: int | None = None) -> UserError:
@@ -48,7 +48,7 @@ def refusal(path: Path, said: str, row: int | None = None) -> UserError:
 
 
 def _measured_again(part: Path) -> str:
-    """The remedy for a part: to measure its whole shape again, or all of its process."""
+    """The remedy for a part: to measure its whole shape, or its whole replicate, again."""
     table, block = part.name.rstrip("*").split(".")[:2]
     together = f"{block}.*"
     if table in ("samples", "checks", "cases", "resources"):
@@ -65,10 +65,10 @@ def _measured_again(part: Path) -> str:
 def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema, is_judged: bool = False) -> pd.DataFrame:
     """The rows of several files in the columns and types of a schema, and their `PLACE`.
 
-    Rows of a run that passed before, by its seal, are not checked again and have no `PLACE`.
+    With `is_judged`, the run has passed before: its rows are not checked again and have no `PLACE`.
 
     Raises:
-        UserError: a column is missing or has another type, or holds a value that it may not hold.
+        UserError: a column is missing or has another type, or holds an invalid value.
     """
     cast = {path: _cast(held, table, path) for path, held in files.items() if held.num_rows}
     held, names = pa.concat_tables([table.empty_table(), *cast.values()]), list(cast)
@@ -86,7 +86,7 @@ def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema, is_judged: 
 
 def _frame(held: pa.Table, table: pa.Schema) -> pd.DataFrame:
     columns = {}
-    for field in table:  # with a mapper, pyarrow makes each text an object
+    for field in table:  # a mapper makes pyarrow store each text as an object
         mapper = NULLABLE.get if field.nullable and field.type in NULLABLE else None
         columns[field.name] = held[field.name].to_pandas(types_mapper=mapper).astype(dtype(field))
     for name in free(table):
@@ -111,20 +111,20 @@ def _cast(held: pa.Table, table: pa.Schema, path: Path) -> pa.Table:
 
 
 def _is_alike(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column of one type may stand for another: pandas stores a column of nothing without a type."""
+    """Whether a column of type `kind` may be cast to `wanted`: pandas stores a column without values untyped."""
     if pa.types.is_integer(kind):
         return pa.types.is_integer(wanted) or pa.types.is_floating(wanted)
     return kind in (wanted, pa.null()) or (kind, wanted) == (pa.large_string(), pa.string())
 
 
 def _first_wrong(column: pa.ChunkedArray, field: pa.Field) -> int:
-    """The number of the first row whose value a column can't hold; -1 where there is none."""
+    """The number of the first row with an invalid value; -1 if there is none."""
     right = pc.is_valid(column)
     if least := about(field, "least"):
-        right = pc.greater_equal(column, pa.scalar(float(least)))  # which NaN is not
+        right = pc.greater_equal(column, pa.scalar(float(least)))  # false for NaN
         if pa.types.is_floating(field.type) and not about(field, "infinite"):
             right = pc.and_(right, pc.is_finite(column))
-    elif pattern := about(field, "pattern"):  # few texts for many rows
+    elif pattern := about(field, "pattern"):  # few distinct texts for many rows
         named = [text for text in column.unique().to_pylist() if text is not None and re.fullmatch(pattern, text)]
         right = pc.is_in(column, pa.array(named, pa.string()))
     right = pc.if_else(pc.is_null(column), field.nullable, right)
@@ -135,11 +135,11 @@ def _first_wrong(column: pa.ChunkedArray, field: pa.Field) -> int:
 
 
 def judge(tables: Tables, manifest: schema.Manifest, folder: Path) -> None:
-    """Raise UserError at the first row that no run can hold, or that contradicts another part of the run.
+    """Raise UserError for the first row that is invalid, or that contradicts another part of the run.
 
     Args:
         tables: all tables of a run, from `frame_of_files`.
-        folder: of the tables, or of their parts.
+        folder: the folder of the tables, or of their parts.
     """
     study = studies.recorded(manifest)
     _require_shapes(tables)
@@ -150,7 +150,7 @@ def judge(tables: Tables, manifest: schema.Manifest, folder: Path) -> None:
             continue
         (first,) = rows[broken].head(1).to_dict("records")
         path = first.get("file")
-        if not isinstance(path, Path):  # the row is lacking
+        if not isinstance(path, Path):  # the row is missing
             block = schema.replicate_key(first.get("replicate", 0))
             named = f"{table}.{block}*" if folder.name == schema.PARTS else f"{table}.parquet"
             path = min(folder.glob(named), default=folder / named)
@@ -177,10 +177,10 @@ def _named(row: schema.Row) -> str:
 
 
 def _numbered(tables: Tables, study: Study) -> dict[str, pd.DataFrame]:
-    """The tables with 2 more columns: `case`, a number for each implementation, shape and replicate; and `block`.
+    """The tables with 2 more columns: `case`, a number per implementation, shape and replicate; and `block`.
 
-    A block is all cases of a shape and replicate. 2 tables are added: `asked` has the cases of the study and of its
-    control, `blocks` a row of samples for each case, timing and process.
+    A block is all cases of a shape and replicate. 2 tables are added: `asked` has the study's cases, including its
+    control's; `blocks` has the first sample of each case, timing and process.
     """
     asked = pd.DataFrame([shape.axes for shape in study.shapes])
     for name, values in (("replicate", range(study.replicates)), ("implementation", study.subjects)):
@@ -195,7 +195,7 @@ def _numbered(tables: Tables, study: Study) -> dict[str, pd.DataFrame]:
 
 
 def _are_among(rows: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> np.ndarray:
-    """A mask of the rows whose columns `on` are those of a row of `others`."""
+    """A mask of the rows whose columns `on` equal those of a row of `others`."""
     return pd.MultiIndex.from_frame(rows[on]).isin(pd.MultiIndex.from_frame(others[on]))
 
 
@@ -231,7 +231,7 @@ def _broken_among_all(tables: Tables, manifest: schema.Manifest, study: Study) -
 
 
 def _broken_among_samples(tables: Tables, manifest: schema.Manifest, study: Study) -> Broken:
-    """Samples out of turn or all alike, and missing rounds."""
+    """Samples with an invalid turn or all equal, and missing rounds."""
     samples, blocks, cases = (tables[table] for table in ("samples", "blocks", "cases"))
     block, turn = ["block", *TIMING], ["case", *TIMING]
     there = [timing for timing in study.timings if str(timing) not in manifest["missing_clocks"]]
@@ -267,7 +267,7 @@ def _broken_among_checks(tables: Tables, manifest: schema.Manifest, study: Study
     yield "checks", checks, other, "was checked on {inputs!r}, which are neither its values nor an extreme"
     wrong = pd.Series(False, index=checks.index)
     for error in ("max_error", "mean_error"):
-        # A converted run lacks its limits: on normal inputs a multiple of the framework's error, on others more.
+        # A converted run lacks the limits: on normal inputs a multiple of the framework's error, on others larger.
         twice = manifest["rules"]["gate_factor"] * checks[f"framework_{error}"]
         allowed = checks[f"allowed_{error}"].fillna(twice.where(checks["inputs"] == NORMAL, math.inf))
         wrong |= (checks[error] > allowed) | (checks[error] == math.inf)

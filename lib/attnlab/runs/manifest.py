@@ -25,7 +25,7 @@ FREE = frozenset(
 KEYS = {
     "rules": tuple(rules.recorded()),
     "clocks": ("tick_us", "nothing_us"),  # in us
-    "surveyed": ("card", "host", "cpu", "governor"),  # of the ceilings and ticks; the card is "" on a CPU
+    "surveyed": ("card", "host", "cpu", "governor"),  # where ceilings and ticks were measured; on a CPU card is ""
     "profile": ("tool", "why", "command"),
     "closed_early": ("replicates", "shapes", "planned"),
 }
@@ -35,7 +35,7 @@ FILES = tuple(f"{table}.parquet" for table in TABLES)
 
 
 class _Part(BaseModel):
-    """A part of a manifest, or the whole. It may hold more fields than are named here."""
+    """A manifest or a part of it, which may have further fields."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 

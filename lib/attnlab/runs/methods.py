@@ -1,4 +1,4 @@
-"""The methods of the panel of clocks, by the names under which a run records them."""
+"""The names under which a run records the clock methods of the panel."""
 
 EAGER, DEVICE, DEVICE_COLD = "eager", "device", "device.cold"
 DEVICE_REPEATED = "device.repeated"
@@ -18,5 +18,5 @@ def reference(name: str) -> str:
 
 
 def of_tool(tool: str) -> dict[str, str]:
-    """The methods of a tool by the cache that they begin from."""
+    """The methods of a tool by the state of the L2 when a sample begins."""
     return TOOLS[tool]

@@ -1,4 +1,4 @@
-"""Reading runs: their names, their tables, and the check that these are as recorded."""
+"""Read runs: their names, their tables, and the check that these are as recorded."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ JUDGED: set[str] = set()
 
 
 def names() -> list[str]:
-    """All runs, the newest last, even where its clock was set back."""
+    """All runs, the newest last, even if its machine's clock was set back."""
     order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json")}
     return sorted(order, key=lambda name: (order[name], name))
 
@@ -56,7 +56,7 @@ def load(name: str) -> schema.Run:
         UserError: there is no such run, it was changed after it was recorded, or it is of another schema. Or a row is
             invalid, or contradicts the study, the manifest or another table of the run.
     """
-    name = str(name)  # a caller may take digits for a number
+    name = str(name)  # a caller may pass digits as a number
     tables: dict[str, pd.DataFrame] = {}
     folder = schema.folder(name)
     if not read_manifest(name)["complete"]:
@@ -75,7 +75,7 @@ def load(name: str) -> schema.Run:
         if manifest["complete"]:
             JUDGED.add(manifest["seal"])
     frames = {table: rows.drop(columns=checks.PLACE, errors="ignore") for table, rows in tables.items()}
-    pa.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
+    pa.default_memory_pool().release_unused()  # reading and judging use twice the memory of the tables
     return schema.Run(name, manifest, **frames)
 
 
@@ -119,7 +119,7 @@ def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
     """The tables of a run that is not complete, from `checks.frame_of_files`.
 
     Raises:
-        UserError: a part was changed after it was recorded, or holds a value that its table can't.
+        UserError: a part was changed after it was recorded, or holds an invalid value.
         FileNotFoundError: the run was closed in the meantime.
     """
     there = sorted((schema.folder(name) / schema.PARTS).glob("*.parquet"))  # listed once: later blocks are left out
@@ -150,7 +150,7 @@ def _rows(content: bytes, path: Path) -> pa.Table:
 
 
 def _verified(part: Path) -> bytes:
-    if not schema.PART.fullmatch(part.name):  # a copy, say
+    if not schema.PART.fullmatch(part.name):  # e.g. a copy
         raise UserError(f"{paths.shown(part)} has no name of what was recorded: give it that again, or move it away")
     if part.is_symlink() and not part.exists():
         raise refusal(part, f"{part.name} links to it, and it is not there")

@@ -1,4 +1,4 @@
-"""The names that both halves share: the folder of a run, its keys, statuses, kinds of inputs."""
+"""The names that both halves of attnlab share: the folder of a run, its keys, statuses, kinds of inputs."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
 SCHEMA = 10
-"""The version of the layout. Runs of another are not read."""
+"""The version of the layout. Runs of another version are not read."""
 CASE = ("implementation", *Shape.AXES)
 TIMING = tuple(Timing.model_fields)
 """The columns that name a case, and those that name a timing."""
@@ -31,7 +31,7 @@ LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
 MEMSET = "Memset"
 """The start of the profiler's name for work that clears memory, as cuDNN does before its kernel."""
 PARTS = "parts"
-"""The folder with the blocks of a run while it is measured, in the run's own."""
+"""The folder, within the run's folder, of the blocks of a run that is being measured."""
 Manifest = dict[str, Any]
 
 
@@ -51,12 +51,12 @@ def block_key(study: Study, shape: Shape, replicate: int, timing: Timing) -> str
 
 
 def of_shape(block: str) -> str:
-    """The key of the shape and replicate that a block is of, with which its own key begins."""
+    """The key of a block's shape and replicate, which is the start of the block's own key."""
     return "-".join(block.split("-")[:2])
 
 
 def implementation_key(name: str) -> str:
-    """The key of the block of one implementation, without dots, as a key ends at the first."""
+    """The key of an implementation's block: its name without dots, since a key ends at the first dot."""
     return name.replace(".", "-")
 
 
@@ -99,7 +99,7 @@ class Run:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """The names that runs may have. Other characters have a meaning to programs that take paths."""
 IMPLEMENTATION = re.compile(r"[A-Za-z]\w*(\.\w+)+")
-"""The names that an implementation of a run may have; the names of files are made of them."""
+"""The names that an implementation of a run may have; file names contain them."""
 TIME = re.compile(r"\d{4}-\d\d-\d\d\S*")
 """The form of the time at which a run began; runs are ordered by it."""
 PART = re.compile(r"\w+\.[\w-]+\.[0-9a-f]{16}\.parquet")

@@ -1,4 +1,4 @@
-"""The kernels of a run that have changed since: its evidence is not about today's kernels."""
+"""Find the kernels that have changed since a run: its measurements don't apply to their current versions."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +12,7 @@ from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 
 Changes = dict[str, frozenset[Shape] | None]
-"""The kernels that changed since a run, by name: the shapes at which they did, or None for all."""
+"""By name of each kernel that changed since a run, the shapes at which it changed; None for all."""
 
 
 def shape_of(row: Mapping[Any, Any]) -> Shape:
@@ -22,11 +22,11 @@ def shape_of(row: Mapping[Any, Any]) -> Shape:
 
 
 def stale(run: Run) -> Changes:
-    """The kernels of a run that changed since or no longer exist; none of the ladder where there is no ladder at all.
+    """The kernels of a run that changed since or no longer exist; without a ladder.toml, only users' functions.
 
-    A kernel is its source, the headers of ours that it includes, and its entry in the ladder. `kernel.best` changed at
-    the shapes at which it would launch another instance. A user's function has changed if the file of its module is
-    here and differs. A file in data/ is not read for this: it came with a run.
+    A kernel consists of its source, our headers that it includes, and its entry in the ladder. `kernel.best` changed at
+    the shapes at which it would launch another instance. A user's function has changed if the file of its module exists
+    here and differs. Files in data/ are not read for this: they came with a run.
     """
     prefixes = (ladder.PREFIX,) if (paths.kernels() / "ladder.toml").is_file() else ()
     recorded, named = run.manifest["kernels"], run.manifest["study"]["implementations"]
@@ -46,7 +46,7 @@ def stale(run: Run) -> Changes:
 def _another_at(run: Run, now: dict[str, str]) -> frozenset[Shape] | None:
     """The shapes at which `kernel.best` would launch another instance than in a run; None for all, empty for none.
 
-    Once a kernel has changed, these include shapes at which a run doesn't name the source of its kernel.
+    If a kernel has changed, these include the shapes whose launched kernel has no hash in the run.
     """
     same, launched = now.get(BEST) == run.manifest["kernels"][BEST], run.resources["implementation"] == BEST
     rows = run.resources[launched].drop_duplicates([*CASE, "function"]).to_dict("records")

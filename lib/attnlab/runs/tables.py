@@ -39,12 +39,12 @@ def key(table: pa.Schema) -> list[str]:
 
 
 def free(table: pa.Schema) -> list[str]:
-    """The columns that hold texts of others. They are kept as `texts.printable`, which terminals can show."""
+    """The columns with free texts, such as messages. They are stored as `texts.printable`, which terminals can show."""
     return [field.name for field in table if about(field, "free")]
 
 
 def frame_of(table: pa.Schema, rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as they are recorded: with all columns, and with types even where all values are missing."""
+    """A frame of rows for recording: with all columns of the table, typed even if all values are missing."""
     plain = [row | {name: texts.printable(row[name]) for name in free(table) if row.get(name)} for row in rows]
     made = pd.DataFrame(plain, columns=table.names)
     return made.astype({field.name: dtype(field) for field in table if field.nullable or made.empty})

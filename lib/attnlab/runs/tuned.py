@@ -1,4 +1,4 @@
-"""Tuned layouts: the fastest implementation at each by `attnlab.tune`, in the user's cache folder."""
+"""Tuned layouts: the fastest implementation for each, as `attnlab.tune` found it, in the user's cache folder."""
 
 import warnings
 from pathlib import Path
@@ -12,7 +12,7 @@ from attnlab.study import implementations, ladder, tuning
 
 CANDIDATES = (*implementations.SDPA, ladder.BEST)
 counted = True
-"""Whether tuned layouts count: not while a run is measured, which records the table that `attnlab.attend` uses."""
+"""Whether `attend` uses tuned layouts: not while a run is measured, since it records only the dispatch table."""
 
 
 class Entry(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -48,16 +48,16 @@ def load(device_name: str, torch: str) -> dict[str, str]:
     try:
         layouts = _read(device_name, torch)
         now = tuning.hashes({entry.implementation for entry in layouts.values()}, device_name)
-    except (UserError, OSError, RuntimeError) as error:  # the last where there is no home
+    except (UserError, OSError, RuntimeError) as error:  # RuntimeError: there is no home
         warnings.warn(f"attend goes by no tuned layouts: {error}", stacklevel=2)
         return {}
     return {words: e.implementation for words, e in layouts.items() if e.source == now.get(e.implementation, "")}
 
 
 def keep(device_name: str, torch: str, words: str, entry: Entry) -> Path:
-    """Keep the choice at a layout next to those of other processes; a damaged file is replaced.
+    """Add the choice for a layout to the file, which processes share; a damaged file is replaced.
 
-    Raises OSError: the folder takes no file. RuntimeError: there is no home for one.
+    Raises OSError: the folder isn't writable. RuntimeError: there is no home folder.
     """
     file = path(device_name, torch)
     with files.held(file.with_suffix(".lock")):
@@ -69,7 +69,7 @@ def keep(device_name: str, torch: str, words: str, entry: Entry) -> Path:
 
 
 def _read(device_name: str, torch: str) -> dict[str, Entry]:
-    """The entries of a file; none where there is no file, or it is of another device or PyTorch."""
+    """The entries of the file; none if there is no file, or it is of another device or PyTorch."""
     file = path(device_name, torch)
     if not file.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Writing a run: block by block while it is measured, as whole tables at the end.
+"""Write a run: block by block while it is measured, as whole tables at the end.
 
 While a run is recorded, each block of rows is a separate file in ``parts/``. It is written to a temporary name,
 flushed and renamed, so a run that is killed at any moment holds whole blocks only. The name of a part holds the start
@@ -29,9 +29,9 @@ from attnlab.runs.schema import PARTS, SCHEMA, Manifest, folder, short_hash
 from attnlab.study import studies
 
 LAST = ("cases", "panel")
-"""Tables whose blocks are written after all others of their shape or case: with them, it counts as recorded."""
+"""Tables whose blocks are written last of their shape or case, which then counts as recorded."""
 BEGUN = "begun.json"
-"""The file that holds the work of a run which has no manifest yet."""
+"""The file that states the work of a run that has no manifest yet."""
 
 
 def create(name: str, manifest: Manifest) -> None:
@@ -54,12 +54,12 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
     """Hold the run for writing. A second process gets an error.
 
     Args:
-        stated: the field of the manifest that states a new run's work. It is kept until there is a manifest. A run
+        stated: the field of the manifest that states a new run's work. It is stored until there is a manifest. A run
             that was killed before that begins again only with the same work.
 
     Raises:
-        UserError: another process is measuring into this run, or the name is that of something else. Or the run was
-            killed before it had a manifest, and its work was another.
+        UserError: another process is measuring into this run, or its name is that of a file or of another folder. Or
+            the run was killed before it had a manifest, and had other work.
     """
     target = folder(name)
     manifest = target / "manifest.json"
@@ -104,7 +104,7 @@ def begun(name: str) -> Manifest:
 
 
 def _require_same_work(name: str, stated: Manifest) -> None:
-    """Raise UserError if a run without a manifest is of other work, or its folder holds more than a kill leaves."""
+    """Raise UserError if a run without a manifest has other work, or its folder has files that no kill leaves."""
     target = folder(name)
     others = {path.name for path in target.iterdir()} - {".lock", BEGUN, PARTS, *_drafts(name)}
     if others or any((target / PARTS).glob("*.parquet")):
@@ -127,13 +127,13 @@ def _tidy(name: str, *more: str) -> None:
 
 
 def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
-    """Record the rows of one block for good, or none of them if that fails. A block that is already there stays."""
+    """Record the rows of one block, all or none of them. A block that already exists stays."""
     content = rows.to_parquet(index=False)
     take_part(name, f"{table}.{key}.{short_hash(content)}.parquet", content)
 
 
 def take_part(name: str, part: str, content: bytes) -> None:
-    """Record a block that has its name already, from another machine's run folder, say."""
+    """Record a block under the name that it already has, e.g. from another machine's run folder."""
     table, key, digest, _ = part.split(".")
     if short_hash(content) != digest:
         raise OSError(f"the block {part} arrived with other content than its name says")
@@ -145,7 +145,7 @@ def take_part(name: str, part: str, content: bytes) -> None:
 
 
 def recorded(name: str, table: str) -> set[str]:
-    """The keys of the blocks of one table that a run holds which isn't complete yet."""
+    """The keys of a table's blocks in a run that isn't complete yet."""
     return {path.name.split(".")[1] for path in (folder(name) / PARTS).glob(f"{table}.*.parquet")}
 
 

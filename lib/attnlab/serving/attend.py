@@ -35,54 +35,54 @@ def attend(
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
-    At a shape that was not measured, the table estimates speedups by the nearest. Under another PyTorch than the
-    table's, only our kernels are chosen, by a margin. A layout that `attnlab.tune` measured comes before the table. It
-    calls SDPA where nothing is expected to be faster, without a GPU, where `v` has another shape than `k`, and for
-    tensors that the choice doesn't serve. The first call on a GPU reads the table: that of `use`, else that of
-    `make dispatch` for this device. Under `torch.compile`, `attend` is the operator ``attnlab::attention``, or
-    ``attnlab::attention_of_lengths`` with `kv_lens`.
+    At a shape that was not measured, the table estimates speedups from the nearest shapes. With another PyTorch than
+    the table's, only our kernels are chosen, if they lead by a margin. `attnlab.tune` overrides the table for layouts
+    that it measured. SDPA is called without a GPU, if nothing is expected to be faster, or if `v` and `k` have unequal
+    shapes. It is also called for tensors that the choice doesn't serve. The first call on a GPU reads the table: that
+    of `use`, else that of `make dispatch` for this device. Under `torch.compile`, `attend` is the operator
+    ``attnlab::attention``, or ``attnlab::attention_of_lengths`` with `kv_lens`.
 
-    Where gradients are needed, the table is not asked. On a Hopper GPU our kernels compute both passes in float16 and
-    bfloat16, with 64 or 128 columns and at least 512 queries and keys, without `kv_lens`; SDPA does elsewhere. Such
-    gradients are the same bits each time. PyTorch's operations compute those that are differentiated again.
+    If gradients are needed, the table is not used. On a Hopper GPU our kernels compute both passes in float16 and
+    bfloat16. This needs a head_dim of 64 or 128, at least 512 queries and keys, and no `kv_lens`; otherwise SDPA is
+    called. Our gradients are bitwise reproducible. PyTorch's operations compute those that are differentiated again.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
         k: ``(batch, kv_heads, kv_len, head_dim)``; kv_heads divides heads.
         v: as `k`.
-        causal: whether queries attend to no keys after their own. The mask is aligned to the end: the last query sees
-            all keys, as with a cache. SDPA's `is_causal` is aligned to the beginning.
+        causal: whether queries ignore later keys. The mask is aligned to the end: the last query sees all keys, as
+            with a cache. SDPA's `is_causal` is aligned to the beginning.
         scale: the factor of the scores; None for 1/√D.
-        autotune: whether to call `attnlab.tune` first at a layout that it has not measured, which takes seconds at
-            each. Where it can't measure, a warning says why. It isn't called while a graph is compiled or captured,
-            where gradients are needed, or for tensors that SDPA computes in any case.
-        kv_lens: the number of keys of each sequence, whole numbers ``(batch,)`` on the device of `q`; None for all of
-            k. Later keys are not read. A query that sees no key gives 0, and the last query sees all keys of its
-            sequence. Up to 128 queries `kernel.caches` computes the output, and `kernel.ragged` for more, where they
-            serve these tensors, without the table. Elsewhere SDPA does, under a mask, from copies of k and v. Nothing
-            waits for the device. The same lengths give the same bits; with others in the batch, those of a sequence
-            may differ.
-        scales: those of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``,
-            or with 1 in place of either. With `dtype=torch.float8_e4m3fn` a fourth, of the heads of q, divides the
-            output, which is at most 448. `kernel.fp8` serves such tensors where it can. Elsewhere PyTorch's operations
-            do, which round at the same places. There are no gradients, and `torch.compile` breaks its graph there.
-        dtype: that of the output of such tensors: float16, the default, bfloat16, or float8_e4m3fn.
-        q_lens: the number of queries of each sequence, as `kv_lens`; padding is behind them. `kernel.ragged` neither
-            reads nor writes it, so the output holds anything there; SDPA leaves 0. Under the mask the last of these
+        autotune: whether to call `attnlab.tune` first for a layout that it has not measured, which takes seconds per
+            layout. If it can't measure, a warning says why. It isn't called while a graph is compiled or captured, if
+            gradients are needed, or for tensors that SDPA computes in any case.
+        kv_lens: the number of keys of each sequence, integers ``(batch,)`` on the device of `q`; None for all of k.
+            Later keys are not read. A query that sees no key gives 0, and the last query sees all keys of its
+            sequence. The table is not used: `kernel.caches` computes the output for up to 128 queries, and
+            `kernel.ragged` for more, if they serve these tensors. Otherwise SDPA does, with a mask and copies of k and
+            v. The host doesn't wait for the device. The same lengths give the same bits; other lengths in the batch
+            may change the bits of a sequence.
+        scales: the scales of q, k and v in float8_e4m3fn, as `attnlab.quantize` returns them: float32
+            ``(batch, heads, 1)``, where batch or heads may be 1. With `dtype=torch.float8_e4m3fn` a fourth scale, for
+            the heads of q, divides the output, which is at most 448. `kernel.fp8` computes it if it can, otherwise
+            PyTorch's operations with the same roundings. There are no gradients; `torch.compile` breaks its graph.
+        dtype: the dtype of the output with `scales`: float16, the default, bfloat16, or float8_e4m3fn.
+        q_lens: the number of queries of each sequence, as `kv_lens`; padding follows them. `kernel.ragged` neither
+            reads nor writes padding, so the output is undefined there; SDPA writes 0. Under the mask the last of these
             queries sees all keys of its sequence.
-        block_table: the pages of each sequence, int32 ``(batch, pages)`` on the device of `q`, with `kv_lens`. Then k
-            and v are ``(all pages, kv_heads, page_size, head_dim)``, with any strides: of a cache of vLLM or
+        block_table: the page numbers of each sequence, int32 ``(batch, pages)`` on the device of `q`, with `kv_lens`.
+            Then k and v are ``(all pages, kv_heads, page_size, head_dim)``, with any strides. For a cache of vLLM or
             flash-attn, ``(pages, page_size, kv_heads, head_dim)``, pass ``cache.transpose(1, 2)``. Sequences may share
-            pages. Behind a length the table may hold anything. Before it, numbers have to be those of pages. That is
-            not checked, as the host would have to wait; with others a kernel fails, or reads other memory.
-            `kernel.caches` reads pages of a multiple of 16 keys in place, for up to 128 queries. Elsewhere all pages
+            pages. Entries beyond a sequence's length are ignored. The others have to be valid page numbers. They are
+            not checked, since the host would have to wait: with an invalid one a kernel fails, or reads other memory.
+            `kernel.caches` reads pages of a multiple of 16 keys in place, for up to 128 queries. Otherwise all pages
             are copied first.
 
     Raises:
         TypeError: q, k or v is not a tensor.
-        ValueError: there is no attention of tensors of these shapes and dtypes, or scale, kv_lens, block_table, scales
-            or dtype do not fit them.
-        RuntimeError: the chosen implementation failed on tensors that it serves, or the device or its memory did.
+        ValueError: attention isn't defined for these shapes and dtypes, or scale, kv_lens, block_table, scales or
+            dtype do not fit them.
+        RuntimeError: the chosen implementation failed on tensors that it serves, or the device or its memory failed.
     """
     if scales is not None or dtype is not None:
         if scales is None:
@@ -95,10 +95,10 @@ def attend(
     if kv_lens is not None or q_lens is not None or block_table is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens, q_lens, block_table)
     if is_compiling():
-        # The operator refuses the first, and has no rules for the last.
+        # The operator doesn't take other shapes of V, and has no rules for functorch.
         if v.shape != k.shape or context.asks_for_sdpa() or context.is_transformed():
             return sdpa.sdpa(q, k, v, causal, scale)
-        # Cast in the graph: PyTorch 2.11 takes one that was compiled under another dtype of autocast for the same.
+        # Cast in the graph: PyTorch 2.11 reuses a graph that was compiled under another autocast dtype.
         output: Tensor = torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
         return output
     found = again(q, k, v, causal, scale) if not autotune or calls.last.settled else None
@@ -108,12 +108,12 @@ def attend(
 
 
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a mode has to see the operator, since it can't see a kernel: one that counts FLOPs, say, or traces."""
+    """Whether a dispatch mode, such as one that counts FLOPs or traces, has to see the operator instead of a kernel."""
     return torch._C._len_torch_dispatch_stack() > 0 and is_plain(q, k, v) and not needs_gradients(q, k, v)
 
 
 def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, autotune: bool = False) -> Tensor:
-    """`attend` where nothing is traced, and anything may have been called last."""
+    """`attend` if nothing is traced, without a reuse of the last call."""
     plain = is_plain(q, k, v)
     if (plain or training.is_traced(q, k, v)) and needs_gradients(q, k, v):
         given = context.autocast(q, k, v)
@@ -124,7 +124,7 @@ def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, aut
     if not plain:
         calls.require_attention(q, k, v, scale)
         return sdpa.sdpa(q, k, v, causal, scale)
-    # Guards don't know to which dtype it casts, so that nothing is remembered as the last.
+    # Guards don't check autocast's dtype, so this call isn't kept as the last one.
     casts = context.is_autocast(q.device)
     if casts:
         q, k, v = context.autocast(q, k, v)
@@ -134,7 +134,7 @@ def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, aut
         ready = _prepare(key, q, k, v, causal, scale, autotune)
     differentiable = q.requires_grad or k.requires_grad or v.requires_grad
     if not differentiable and not casts and not torch._C._len_torch_dispatch_stack():
-        # Prepared in another state of torch, as under inference_mode. Guards take no tensor for two.
+        # Prepared in another state of torch, such as inference_mode. Guards need 3 different tensors.
         if q is not k is not v is not q and not ready.is_alike(q, k, v):
             ready = calls.keep(key, replace(ready, is_alike=calls.guards(q, k, v)))
         calls.last = ready
@@ -168,7 +168,7 @@ def _of_lengths(
     q_lens: Tensor | None,
     block_table: Tensor | None,
 ) -> Tensor:
-    """`attend` where each sequence has its own number of keys, or of queries."""
+    """`attend` if each sequence has its own number of keys, or of queries."""
     given = {name: each for name, each in (("kv_lens", kv_lens), ("q_lens", q_lens)) if each is not None}
     calls.require_tensors(q, k, v, **given)
     for name, each in given.items():
@@ -187,7 +187,7 @@ def _of_lengths(
 
 
 def _require_table(block_table: Tensor, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> None:
-    """Raise TypeError or ValueError unless these are caches in pages."""
+    """Raise TypeError or ValueError unless k and v are paged caches that fit the table."""
     calls.require_tensors(q, k, v, block_table=block_table)
     if kv_lens is None:
         raise ValueError("attend takes block_table with kv_lens")
@@ -210,7 +210,7 @@ def _of_lengths_forward(
     q_lens: Tensor | None = None,
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """`_of_lengths` where nothing is traced and no gradients are needed."""
+    """`_of_lengths` if nothing is traced and no gradients are needed."""
     if is_plain(q, k, v):
         most = k.shape[2] * (1 if block_table is None else block_table.shape[1])
         lengths = (_counts(q_lens, q.shape[2]), _counts(kv_lens, most))
@@ -225,7 +225,7 @@ def _of_lengths_forward(
 
 
 def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
-    """Lengths in int32; those of int64 are cut to -1 and `most` before."""
+    """Lengths in int32; those in int64 are clamped to [-1, `most`] first."""
     if lengths is None:
         return None
     return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32)

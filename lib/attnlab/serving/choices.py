@@ -29,7 +29,7 @@ CALLABLE = ("sdpa.", PREFIX)
 REQUESTS = 2000
 """Length of the stream of requests in each replicate."""
 BEST_PCT = 1.0
-"""A choice that takes at most this much longer than the fastest is among the best."""
+"""A choice is among the best if its latency is at most this many percent above the fastest."""
 PLAIN = [axis for axis in AXES if axis != "values"]
 
 
@@ -38,11 +38,11 @@ def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
 
     The verdict is faster by one of `CLOCKS` and slower by none, on the worst of the input distributions that were
     timed. Among several, the one with the highest `gain` is the fastest. The table leaves out shapes with an axis that
-    it doesn't have, peers, and implementations without a latency on some distribution. It has no shapes that a study
-    drew, even if a later study states them to measure them again: they show the value of the table elsewhere. At a
-    shape of several runs, the last of them counts.
+    it doesn't have, peers, and implementations without a latency on some distribution. It leaves out shapes that
+    a study drew at random, even if a later study states them again: they test the table at shapes that it lacks. If
+    several runs have a shape, the last one counts.
 
-    After `kernel.best` changed, a run of the table `before` counts only at shapes where the instance is that table's.
+    If `kernel.best` has changed, a run of the table `before` counts only at shapes where the instance is that table's.
 
     Args:
         several: runs as `frames.load` gives them.
@@ -82,7 +82,7 @@ class HeldOut:
     """The part of a run that counts for a table.
 
     Attributes:
-        timings: those of `CLOCKS` by which it was timed; `samples` are under these.
+        timings: the timings of `CLOCKS` that the run has; `samples` has only these.
         names: the candidates, without kernels that have changed since.
         served: the shapes that a table can have, each once, without those at which a candidate `kernel.best` changed.
     """
@@ -189,8 +189,8 @@ def fastest(verdicts: pd.DataFrame) -> tuple[str, dict[str, pd.Series]]:
 def gain(rows: pd.DataFrame) -> float:
     """The gain of a candidate by all clocks: the geometric mean of its speedups, or the least if it is slower by any.
 
-    The least alone would follow the noise of one clock. At (1, 1, 2048, 64) flash takes 0.56 of SDPA's time by the
-    device clock. By the eager clock it takes 1.10, which no verdict tells from 1.
+    The least alone would follow the noise of one clock. At (1, 1, 2048, 64) the speedup of flash over SDPA is 1.8 by
+    the device clock. By the eager clock it is 0.91, which no verdict tells from 1.
     """
     speedups = rows["speedup"]
     return float(speedups.min()) if (rows["decision"] == "slower").any() else float(gmean(speedups))
@@ -212,7 +212,7 @@ def _choice(shape: Shape, rows: pd.DataFrame | None, running: Callable[[Shape], 
 
 
 def _errors_pct(made: Dispatch) -> dict[str, float]:
-    """The error of the estimates of each implementation's gains by the other shapes, in percent."""
+    """By implementation, the RMS error in percent of its gains as estimated from the other shapes."""
     errors: dict[str, list[float]] = {}
     for choice in made.choices:
         for name, expected in made.estimate(choice.shape).items():
@@ -222,9 +222,9 @@ def _errors_pct(made: Dispatch) -> dict[str, float]:
 
 
 def _regret(held_out: Mapping[Shape, HeldOut], made: Dispatch, timing: Timing) -> Regret:
-    """The cost of a table's choices by one clock, at shapes that the table doesn't hold, each measured in a run.
+    """The latency that a table's choices cost by one clock, at measured shapes that the table lacks.
 
-    At each shape, the distribution on which the choice does worst counts.
+    At each shape, the input distribution with the highest cost counts.
     """
     parts = {part.run.name: part for part in held_out.values()}.values()
     chosen = ({shape: made.choose(shape) for shape, its in held_out.items() if its is part} for part in parts)
@@ -247,8 +247,8 @@ def _regret(held_out: Mapping[Shape, HeldOut], made: Dispatch, timing: Timing) -
 def _costs(part: HeldOut, chosen: Mapping[Shape, str], timing: Timing) -> pd.DataFrame:
     """The cost of choices on each distribution: shape, over_best (latency over the least), lead over SDPA, certain.
 
-    A choice without a latency there fails when it is called: the fallback serves. `certain` is over_best where a
-    verdict says that the best is faster than the choice, each in a separate family; else 1.
+    A choice without a latency would fail when it is called, so the fallback counts. `certain` is over_best if a verdict
+    says that the best is faster than the choice, each in a separate family; else 1.
     """
     samples = _under(part.samples, timing)
     smallest = frames.control(samples, FALLBACK).set_index(AXES)["smallest_effect"]
@@ -279,7 +279,7 @@ def _is_callable(name: str) -> bool:
 
 
 def _chosen_by(shape: Shape) -> dict[str, Any]:
-    """The axes of a shape that a dispatch table goes by."""
+    """The axes of a shape that a dispatch table has."""
     return {axis: getattr(shape, axis) for axis in Choice.AXES}
 
 

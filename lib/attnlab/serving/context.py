@@ -11,8 +11,8 @@ from torch.compiler import assume_constant_result
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-# Each says whether SDPA may choose a backend. In a block of `sdpa_kernel`, at least one says no. The math backend is
-# not asked about: it is the slowest, and where it alone is off, kernels are as welcome as before.
+# Each returns whether SDPA may choose a backend. Within `sdpa_kernel`, at least one returns False. The math backend is
+# left out: it is the slowest, and a program that turns only this one off doesn't choose among the others.
 _flash, _efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
 _cudnn, _overrideable = torch._C._get_cudnn_sdp_enabled, torch._C._get_overrideable_sdp_enabled
 _function_modes = torch._C._len_torch_function_stack
@@ -25,8 +25,8 @@ _PLAIN = reduce(or_, map(DispatchKeySet, (*_DENSE, *AUTOCAST)))
 def asks_for_sdpa() -> bool:
     """Whether SDPA itself has to be called, for any tensors.
 
-    It has to be where a user chose among its backends, where a mode replaces functions of torch, and where tensors may
-    carry forward gradients. Every call asks this, so the answer has to take less than 0.3 µs.
+    That is so if a user chose among its backends, if a mode replaces functions of torch, and if tensors may carry
+    forward-mode gradients. Every call checks this, so the check has to take less than 0.3 µs.
     """
     chooses = _flash() and _efficient() and _cudnn() and _overrideable() and forward_ad._current_level < 0
     return not chooses or (_function_modes() > 0 and _replaces_functions())
@@ -39,12 +39,12 @@ def is_transformed() -> bool:
 
 
 def _replaces_functions() -> bool:
-    # A default device is a mode too, which leaves attention alone.
+    # A default device is a mode too, which doesn't affect attention.
     return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def in_memory(*tensors: Tensor) -> bool:
-    """Whether the elements of tensors are in memory as they are: not those of a negated view or a sparse tensor."""
+    """Whether memory holds the elements of tensors unchanged, unlike those of a negated view or a sparse tensor."""
     keys = reduce(or_, map(torch._C._dispatch_keys, tensors)) - _PLAIN
     return keys.highestPriorityTypeId() == DispatchKey.Undefined
 
@@ -60,7 +60,7 @@ def is_autocast(device: torch.device) -> bool:
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V in the dtype in which SDPA takes them under autocast; double precision stays as it is."""
+    """Cast Q, K and V as SDPA does under autocast; float64 is not cast."""
     if not is_autocast(q.device):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)

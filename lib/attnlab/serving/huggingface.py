@@ -18,9 +18,9 @@ from attnlab.serving.attend import attend, attend_ragged
 from attnlab.study.tuning import FEW_QUERIES
 
 BEYOND = ("position_bias", "softcap", "s_aux", "cache")
-"""Arguments of other attentions than softmax(scale·Q·Kᵀ)·V."""
+"""Arguments for attention that isn't softmax(scale·Q·Kᵀ)·V."""
 ENDS = "attnlab_ends"
-"""The attribute of a mask that equals sequences in a row: where those of Q and K end, and `causal`. Copies lack it."""
+"""An attribute of masks that stand for packed sequences: their ends in Q and K, and `causal`. Copies lack it."""
 
 
 def attention(
@@ -34,18 +34,18 @@ def attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`attend` as transformers calls an attention.
+    """`attend` with the parameters of transformers' attention functions.
 
-    Transformers' own SDPA computes dropout, biases, and masks that are more than lengths; and a causal prompt over
-    more keys than queries, whose mask transformers aligns to the beginning. Lengths that `_mask` found in a mask, and
-    `cu_seq_lens_q` and `cu_seq_lens_k` without one, go to `kernel.ragged`. Padded rows of its output are 0.
+    Transformers' own SDPA computes dropout, biases, and masks that aren't lengths. It also computes a causal prompt
+    over more keys than queries, whose mask transformers aligns to the beginning. `kernel.ragged` takes lengths that
+    `_mask` found in a mask, and without a mask `cu_seq_lens_q` and `cu_seq_lens_k`. Padded rows of its output are 0.
 
     Args:
         query: ``(batch, heads, seq_len, head_dim)``.
         key: ``(batch, kv_heads, kv_len, head_dim)``; `value` likewise.
-        attention_mask: as transformers makes it, or as `_mask` does.
+        attention_mask: from transformers, or from `_mask`.
 
-    Returns ``(batch, seq_len, heads, head_dim)``, and no weights.
+    Returns ``(batch, seq_len, heads, head_dim)``, and None for the weights.
     """
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     plain = not dropout and all(others.get(name) is None for name in BEYOND) and key.shape == value.shape
@@ -65,7 +65,7 @@ def attention(
 def _in_a_row(
     given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool, scale: float | None, known: tuple[Any, Any]
 ) -> Tensor | None:
-    """O of sequences in a row, by the `known` ends if the mask has none; None where a mask is more or isn't served."""
+    """O of packed sequences, by the mask's ends or else the `known` ones; None for a mask that isn't served."""
     q, k, _ = given
     (batch, _, queries, head_dim), keys = q.shape, k.shape[2]
     if mask is not None:
@@ -85,8 +85,8 @@ def _mask(**given: Any) -> Tensor | None:
     """The mask of `transformers.masking_utils.sdpa_mask`, unless `attend` computes without one.
 
     A plain causal prompt has no mask, also under torch.compile, where transformers makes one for PyTorch before 2.14.
-    For a few queries after a cache it is the number of keys of each sequence that are in use, int32 ``(batch,)``. The
-    mask of a padded or packed prompt has the attribute `ENDS`.
+    For a few queries after a cache, the mask is the number of used keys of each sequence, int32 ``(batch,)``. The mask
+    of a padded or packed prompt has the attribute `ENDS`.
     """
     q_length, kv_length, q_offset = given["q_length"], given["kv_length"], given.get("q_offset", 0)
     attention_mask, local_size = given.get("attention_mask"), given.get("local_size")
@@ -121,9 +121,9 @@ def _mask(**given: Any) -> Tensor | None:
 
 
 def _parts(function: Any) -> dict[str, Any] | None:
-    """The mask functions, by name, of which transformers' `and_masks` made one; None for others.
+    """By name, the mask functions that transformers' `and_masks` combined into this one; None for others.
 
-    Under torch.compile, which can't look into it, there are none.
+    Under torch.compile, which can't inspect it, the result is empty.
     """
     if not isinstance(function, FunctionType) or function.__name__ != "and_mask":
         return None
@@ -132,9 +132,9 @@ def _parts(function: Any) -> dict[str, Any] | None:
 
 
 def _packed(parts: dict[str, Any] | None) -> tuple[Tensor | None, Tensor | None, bool] | None:
-    """`ENDS` of transformers' mask for packed causal sequences, whose number the host reads; None for others.
+    """`ENDS` of transformers' mask for packed causal sequences; None for others. The host reads their number.
 
-    Under torch.compile they are those that the model is called with.
+    Under torch.compile the ends are None, and those with which the model is called are used.
     """
     if not parts:
         return None if parts is None else (None, None, True)
@@ -150,10 +150,10 @@ def _packed(parts: dict[str, Any] | None) -> tuple[Tensor | None, Tensor | None,
 
 
 def _padded(real: Tensor, queries: int, causal: bool) -> tuple[tuple[Tensor, Tensor, bool] | None, bool]:
-    """`ENDS` of a mask ``(batch, keys)`` of real tokens, and whether there are others; waits for the device.
+    """`ENDS` of a mask ``(batch, keys)`` of real tokens, and whether it has padding; waits for the device.
 
-    They are None if the real tokens of a sequence have gaps. Padding is sequences of queries without keys, and of keys
-    without queries; without the causal mask, where queries may be those of another batch, of keys alone.
+    `ENDS` is None if the real tokens of a sequence have gaps. Padding counts as sequences of queries without keys, and
+    of keys without queries. Without the causal mask, queries may be of another batch, so that only keys have padding.
     """
     batch, keys = real.shape
     first, place = real.int().argmax(1), torch.arange(keys, device=real.device)
@@ -170,6 +170,6 @@ def _padded(real: Tensor, queries: int, causal: bool) -> tuple[tuple[Tensor, Ten
 
 
 def register(name: str = "attnlab") -> None:
-    """Let models of transformers take `attend` by this name as `attn_implementation`, with the masks made for SDPA."""
+    """Register `attend` with transformers: models take this name as `attn_implementation`, with the masks for SDPA."""
     transformers.AttentionInterface.register(name, attention)
     transformers.AttentionMaskInterface.register(name, _mask)

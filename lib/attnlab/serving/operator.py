@@ -17,7 +17,7 @@ _LIBRARY = torch.library.Library("attnlab", "DEF")
 
 
 def register(anew: Attention, of_lengths: Callable[..., Tensor], packed: Callable[..., Tensor]) -> None:
-    """Define the operators: `again`, or `anew` where that gives None; `of_lengths` and `packed`, which take lengths.
+    """Define the operators. ``attention`` is `again`, or `anew` if that returns None; the others take lengths.
 
     Their outputs always have the strides of `torch.empty_like(q)`. ``attention`` has gradients, the others have none.
     """
@@ -31,12 +31,12 @@ def register(anew: Attention, of_lengths: Callable[..., Tensor], packed: Callabl
         return laid_out(new(q, k, v, causal, scale) if output is None else output, q)
 
     def differentiable(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        output = again(q, k, v, causal, scale)  # looked at first: its tensors need no gradients, and nobody traces them
+        output = again(q, k, v, causal, scale)  # tried first: its tensors need no gradients and aren't traced
         if output is None:
             watched = not type(q) is type(k) is type(v) is Tensor or torch._C._len_torch_dispatch_stack()
             if watched and not context.needs_gradients(q, k, v):
                 return _below_autograd(q, k, v, causal, scale)
-            output = new(q, k, v, causal, scale)  # the dispatcher would take as long as a launch
+            output = new(q, k, v, causal, scale)  # not by the dispatcher, which takes as long as a launch
         return laid_out(output, q)
 
     def like_q(call: Callable[..., Tensor], q: Tensor, *others: Any) -> Tensor:
@@ -56,7 +56,7 @@ def define(
     fake: Callable[..., Any],
     flops: Callable[..., int] | None = None,
 ) -> Any:
-    """Define an operator of Q, K and V, of others that end its signature, and of the FLOPs of a forward pass."""
+    """Define an operator with Q, K, V and the rest of `signature`; its FLOPs are by default those of a forward pass."""
     _LIBRARY.define(f"{name}(Tensor q, Tensor k, Tensor v, {signature}")
     _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
     torch.library.register_fake(f"attnlab::{name}", fake, lib=_LIBRARY)
@@ -81,9 +81,9 @@ def _define_casting(name: str, options: str, forward: Callable[..., Tensor]) -> 
 
 
 def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *others: Any, **_: Any) -> int:
-    """Those of SDPA. Those of packed sequences depend on lengths that the host doesn't know: they count as one.
+    """The FLOPs of SDPA. Packed sequences count as 1 sequence, since the host doesn't know their lengths.
 
-    The last of the operator's arguments with most is a block table: its pages count as whole.
+    The last argument of ``attention_of_lengths`` is a block table, whose pages count as full.
     """
     if others[4:] and others[4] is not None:
         k = v = torch.Size((q[0], k[1], others[4][1] * k[2], k[3]))
@@ -93,7 +93,7 @@ def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *others: Any, **_: Any) 
 
 
 def of_each_head(q: torch.Size, k: torch.Size, v: torch.Size) -> tuple[torch.Size, torch.Size, torch.Size]:
-    """Sizes in which each head of Q has keys of its own: PyTorch 2.11 refuses to count FLOPs of those that share."""
+    """Sizes with a separate K and V for each head of Q: PyTorch 2.11 can't count FLOPs of heads that share them."""
     return q, torch.Size((*q[:-2], *k[-2:])), torch.Size((*q[:-2], *v[-2:]))
 
 

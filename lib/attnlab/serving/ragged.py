@@ -1,4 +1,4 @@
-"""Sequences of unlike lengths, packed, padded or in pages: by kernels, or by SDPA where those don't serve them."""
+"""Attention of sequences of unequal lengths, packed, padded or paged: by kernels, or by SDPA if these can't."""
 
 from contextlib import suppress
 from functools import cache, partial
@@ -27,7 +27,7 @@ MOST_FEW = 128
 
 @cache
 def kernel() -> Kernel:
-    """The kernel of sequences of unlike lengths; UserError if the ladder has none."""
+    """The kernel for sequences of unequal lengths; UserError if the ladder has none."""
     return rungs.of(ladder.rung(RAGGED))
 
 
@@ -40,24 +40,24 @@ def attend_ragged(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale·Q·Kᵀ)·V of packed sequences, each of which attends to itself alone.
+    """softmax(scale·Q·Kᵀ)·V of packed sequences, each of which attends only to itself.
 
-    On a Hopper GPU `kernel.ragged` computes it for float16 and bfloat16 with 64 or 128 columns. Nothing waits for the
-    device there, and a graph may be replayed with other lengths. Elsewhere SDPA is called for each sequence, by lengths
-    that the host reads. Under `torch.compile` it is the operator ``attnlab::attention_packed``.
+    On a Hopper GPU `kernel.ragged` computes it for float16 and bfloat16 with a head_dim of 64 or 128. Then the host
+    doesn't wait, and a graph may be replayed with other lengths. Otherwise the host reads the lengths and calls SDPA
+    for each sequence. Under `torch.compile` it is the operator ``attnlab::attention_packed``.
 
     Args:
         q: ``(tokens, heads, head_dim)``, with any strides.
         k: ``(tokens of K, kv_heads, head_dim)``; kv_heads divides heads.
         v: as `k`.
-        cu_seqlens_q: where the queries of each sequence begin, and where those of the last one end: whole numbers
-            ``(sequences + 1,)`` on the device of `q`. Numbers outside of the tensor count as its ends.
-        cu_seqlens_k: the same of keys.
+        cu_seqlens_q: the offset of each sequence's first query, and the end of the last sequence: integers
+            ``(sequences + 1,)`` on the device of `q`. Numbers outside of the tensor are clamped to its ends.
+        cu_seqlens_k: the same for keys.
         causal: as for `attend`: the last query of a sequence sees all its keys.
         scale: the factor of the scores; None for 1/√D.
 
     Returns:
-        O, ``(tokens, heads, head_dim)``. A query that sees no key gives 0. Rows of no sequence hold anything.
+        O, ``(tokens, heads, head_dim)``. A query that sees no key gives 0. Rows outside all sequences are undefined.
 
     Raises:
         TypeError, ValueError: as `attend`.
@@ -81,7 +81,7 @@ def attend_ragged(
 def packed(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`attend_ragged` where nothing is traced."""
+    """`attend_ragged` if nothing is traced."""
     output = by_kernel(q, k, v, cu_q, cu_k, causal, scale)
     return _each(q, k, v, cu_q, cu_k, causal, scale) if output is None else output
 
@@ -109,7 +109,7 @@ def by_kernel(
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def head_dims(dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
-    """The columns for which the kernel has tiles on a device, whose layouts may be unserved."""
+    """The head_dims for which the kernel has tiles on a device; it may still not serve a layout."""
     rung = kernel().rung
     fits = device.type == "cuda" and str(dtype).removeprefix("torch.") in rung.dtypes
     fits = fits and rung.architecture(torch.cuda.get_device_capability(device)) is not None
@@ -154,10 +154,10 @@ def _caches() -> Kernel:
 
 
 def gathered(k: Tensor, v: Tensor, block_table: Tensor | None) -> tuple[Tensor, Tensor]:
-    """K and V of each sequence, copied from its pages; as they are without a table."""
+    """K and V of each sequence, copied from its pages; unchanged without a table."""
     if block_table is None:
         return k, v
-    pages = block_table.long().clamp(0, k.shape[0] - 1)  # behind a sequence's end a table holds anything
+    pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries beyond a sequence's end are arbitrary
     k, v = (tensor[pages].transpose(1, 2).flatten(2, 3) for tensor in (k, v))
     return k, v
 
@@ -171,7 +171,7 @@ def masked(
     scale: float | None,
     q_lens: Tensor | None = None,
 ) -> Tensor:
-    """SDPA of padded sequences; rows of no query are 0."""
+    """SDPA of padded sequences; rows without a query are 0."""
     if not is_compiling():
         calls.require_attention(q, k, v, scale)
     batch, (queries, keys) = q.shape[0], (q.shape[2], k.shape[2])
@@ -182,12 +182,12 @@ def masked(
     if q_lens is not None:
         counts = q_lens.to(q.device, torch.int64).clamp(0, queries)
         seen = seen & oracle.seen(counts, queries, queries, causal=False).transpose(2, 3)
-        ends = ends + queries - counts  # its last query is before the tensor's
+        ends = ends + queries - counts  # a sequence's last query is before the tensor's
     if causal:
         seen = seen & oracle.seen(ends, queries, keys)
     k, v = (
         tensor.masked_fill(~own.transpose(2, 3), 0) for tensor in (k, v)
-    )  # whatever is there, 0 * V must not be NaN
+    )  # padding may hold NaN, and 0 * V must not
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # where torch.compile traces, sizes are symbols
     output = _by_sdpa(q, k, v, attn_mask=seen, scale=scale, **grouped)
     return output.masked_fill(~seen.any(3, keepdim=True), 0)
@@ -202,7 +202,7 @@ def _by_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def _each(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """SDPA of one packed sequence after the other; rows of no sequence are 0."""
+    """SDPA of one packed sequence after the other; rows outside all sequences are 0."""
     output = torch.zeros_like(q)
     queries, keys = (
         [min(max(end, 0), most) for end in ends.tolist()] for ends, most in ((cu_q, len(q)), (cu_k, len(k)))

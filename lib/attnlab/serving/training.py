@@ -1,4 +1,4 @@
-"""Attention whose gradients are needed: by our forward and backward kernels where both are faster than SDPA's."""
+"""Attention with gradients: by our forward and backward kernels where both are faster than SDPA's."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from attnlab.serving import context
 from attnlab.serving.operator import define, laid_out, of_each_head
 
 SHORTEST = 512
-"""Queries, and keys, from which on both passes are faster than SDPA's at all shapes that were measured."""
+"""The fewest queries, and keys, for which both passes are faster than SDPA's at all measured shapes."""
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
@@ -34,7 +34,7 @@ def _is_ready(device: int) -> bool:
 
 @cache
 def _readiness(device: int) -> bool:
-    """Whether the kernels are written for this device, and the packages that launch them are installed."""
+    """Whether the kernels support this device, and the packages that launch them are installed."""
     written = torch.cuda.get_device_capability(device) == backward.CAPABILITY
     return written and all(find_spec(name) for name in ("cupy", "cuda", "cuda.bindings"))
 
@@ -46,10 +46,10 @@ def is_traced(*tensors: Any) -> bool:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """softmax(scale·Q·Kᵀ)·V of tensors that `serves` takes, for autograd, which keeps them, O and log-sum-exps.
+    """softmax(scale·Q·Kᵀ)·V of tensors that `serves` takes. Autograd saves them, O and log-sum-exps.
 
-    The gradients are the same bits each time. Where they are to be differentiated again, PyTorch's operations compute
-    them in float32, with all scores in memory.
+    The gradients are bitwise reproducible. If they are to be differentiated again, PyTorch's operations compute them in
+    float32, with all scores in memory.
     """
     output: Tensor = _Attention.apply(q, k, v, causal, scale)
     return output

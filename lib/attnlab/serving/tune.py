@@ -1,4 +1,4 @@
-"""`attnlab.tune`: the fastest on tensors of one layout, measured now, and kept for later processes."""
+"""`attnlab.tune`: measure the fastest implementation for tensors of one layout, and keep it for later processes."""
 
 import warnings
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _refused: set[str] = set()
 
 @dataclass(frozen=True)
 class Found:
-    """The result of tuning at a layout; printed, it is sentences.
+    """The result of tuning for a layout; `print` shows it as sentences.
 
     Attributes:
-        chosen: the implementation that `attend` calls there from now on; ``sdpa.auto`` where none is certainly faster.
-        speedups: those of each timed candidate over ``sdpa.auto``, by the clock and on the values where it gains least.
-        out: the reasons for which the others weren't timed.
-        file: the file that keeps the choice; None where it couldn't be written.
+        chosen: the implementation that `attend` calls there from now on; ``sdpa.auto`` if none is certainly faster.
+        speedups: of each timed candidate over ``sdpa.auto``, by the clock and on the values where it gains least.
+        out: by name of each other candidate, the reason why it wasn't timed.
+        file: the file that keeps the choice; None if it couldn't be written.
     """
 
     chosen: str
@@ -54,7 +54,7 @@ def tune(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | N
     """Measure which implementation is the fastest on tensors of this layout, and have `attend` call it from now on.
 
     SDPA's backends and `kernel.best` pass the gate and are then timed in turns with SDPA, on several input
-    distributions: the values of q, k and v don't matter. That takes a few seconds, or 1,000 calls where these are
+    distributions: the values of q, k and v don't matter. That takes a few seconds, or 1,000 calls if these are
     long. The choice is made as in a dispatch table. The user's cache folder keeps it for later processes with this
     device and this PyTorch; a warning says if that fails. Nothing else should use the GPU meanwhile.
 
@@ -80,7 +80,7 @@ def tune(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | N
 
 
 def ensure(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> None:
-    """Tune a layout that was not; a warning says why if that can't be done, once for each layout."""
+    """Tune for a layout that isn't tuned yet; if that fails, a warning says why, once for each layout."""
     with _lock:
         words = calls.layout_words(q, k, v, causal, scale)
         if words in calls.tuned_layouts() or words in _refused:

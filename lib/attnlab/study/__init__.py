@@ -1,1 +1,1 @@
-"""Statements that precede every measurement: shapes, studies, implementations, the ladder."""
+"""Declarations that precede every measurement: shapes, studies, implementations, the ladder."""

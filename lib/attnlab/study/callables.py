@@ -3,8 +3,8 @@
 A module is found as Python finds it: on PYTHONPATH, installed, or next to the file of the study. The search
 imports nothing, not even the packages of the module: a name may come from a run that a stranger recorded.
 
-Modules next to a study serve that study and each other alone: the folder isn't on `sys.path`, where PyTorch would take
-a `triton.py` for Triton.
+Only a study and modules next to it find these modules: the folder isn't on `sys.path`, where PyTorch would take a
+`triton.py` for Triton.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ def file(name: str) -> Path:
 
 
 def imported(name: str) -> ModuleType:
-    """The module of a function; raises UserError where it has no file, and the errors of its import."""
+    """The module of a function; raises UserError if it has no file, and the errors of its import."""
     module, _ = parts(name)
     found = file(name)
     folder = _folder()
@@ -72,7 +72,7 @@ def imported(name: str) -> ModuleType:
 
 @contextmanager
 def beside(folder: Path) -> Iterator[None]:
-    """Inside, functions are found in this folder too, in this process and in those that it starts."""
+    """A context in which functions are also found in this folder, in this process and its children."""
     before = _folder()
     os.environ[BESIDE] = str(folder)
     try:
@@ -99,5 +99,5 @@ class _Beside:
 
 
 def hashes(names: Iterable[str]) -> dict[str, str]:
-    """By name, the SHA-256 of the file of each user's function; raises UserError where one has no file."""
+    """By name, the SHA-256 of the file of each user's function; raises UserError if one has no file."""
     return {name: hashlib.sha256(file(name).read_bytes()).hexdigest() for name in among(names)}

@@ -1,4 +1,4 @@
-"""Shapes drawn at random, each time the same for a seed: shapes of no grid, by which choices are judged."""
+"""Draw shapes at random, reproducibly for a seed. They are on no grid, and test how good choices are."""
 
 import math
 import random
@@ -6,20 +6,20 @@ import random
 from attnlab.study.shapes import Shape
 
 MOST_FLOPS = 2e12
-"""A shape with more is drawn again: its call takes milliseconds on any GPU, where choosing is easy."""
+"""Shapes with more are drawn again: their calls take milliseconds on any GPU, and choosing is easy."""
 MOST_BYTES = 2e9
 QUERIES = {"all": 0.7, "chunk": 0.15, "few": 0.15}
-"""How often a shape has as many queries as keys, a chunk of them after cached keys, or at most `FEW`."""
+"""The probability that a shape has as many queries as keys, a chunk after cached keys, or at most `FEW`."""
 FEW = 64
 
 
 def draw(count: int, seed: int, law: str = "models") -> list[Shape]:
-    """Draw `count` different shapes. Sizes are even over doublings. Both laws draw 1 to 64 sequences.
+    """Draw `count` different shapes. Sizes are log-uniform. Both laws draw 1 to 64 sequences.
 
-    ``models``: 16 to 8192 queries, up to 32,768 keys; heads, and those that share keys, evenly from those of models.
+    ``models``: 16 to 8192 queries, up to 32,768 keys; numbers of heads, and of heads that share keys, are typical ones.
     ``log-uniform``: 1 to 64 heads, of which up to 16 share keys. 25 % of the shapes have 1 to 64 queries over 64 to
     32,768 keys, the others 16 to 16,384 queries and as many keys. In 10 % of the shapes head_dim is 256. Both laws draw
-    the other head dimensions, dtype and mask evenly.
+    the other head dimensions, dtype and mask uniformly.
     """
     source, shape_of = random.Random(seed), {"models": _of_models, "log-uniform": _log_uniform}[law]
     found: dict[Shape, None] = {}

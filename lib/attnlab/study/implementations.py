@@ -1,4 +1,4 @@
-"""The names of the implementations. How each is called is up to the half that measures."""
+"""The names of the implementations. `attnlab.measuring` knows how each is called."""
 
 from collections.abc import Collection
 
@@ -6,13 +6,13 @@ from attnlab.base.errors import UserError, suggestion
 from attnlab.study import callables, ladder
 
 DISPATCH = "dispatch.attend"
-"""`attnlab.attend`, where it is measured itself."""
+"""`attnlab.attend` as a measured implementation."""
 FALLBACK = "sdpa.auto"
-"""The implementation that `attnlab.attend` calls where its dispatch table names no other."""
+"""The implementation that `attnlab.attend` calls if its dispatch table names no other."""
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
 PACKED = ("sdpa.padded", "sdpa.each", "sdpa.varlen")
-"""These take sequences of unlike lengths alone."""
+"""These take only sequences of unequal lengths."""
 PEERS = {
     "peer.flex": (),
     "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
@@ -21,8 +21,8 @@ PEERS = {
     "peer.flashinfer": ("flashinfer-python", "apache-tvm-ffi"),
     "peer.xformers": ("xformers",),
 }
-"""By the name of each, a module of `measuring.peers` and maybe a variant: the packages whose versions a run on a GPU
-records."""
+"""By name, which is that of a module in `measuring.peers` and possibly a variant: the packages whose versions a run on
+a GPU records."""
 REFERENCES = ("reference.float64",)
 FP8_KERNEL, CUDNN_FP8 = f"{ladder.PREFIX}fp8", "peer.cudnn_fp8"
 FP8_QUANTIZING = (f"{FP8_KERNEL}_quantizing", f"{FP8_KERNEL}_quantizing_rotated")
@@ -31,7 +31,7 @@ FP8_ROTATED = (f"{FP8_KERNEL}_rotated", FP8_QUANTIZING[1])
 FP8_ALIASES = (*FP8_QUANTIZING, FP8_ROTATED[0])
 """These call the kernel `FP8_KERNEL` with other inputs, and are not in the ladder."""
 FP8 = (FP8_KERNEL, *FP8_ALIASES, CUDNN_FP8)
-"""These round Q, K and V of 16 bits to e4m3 and multiply these. By their names, they round before or within timing."""
+"""These round 16-bit Q, K and V to e4m3 and multiply the results. Those of `FP8_QUANTIZING` round within timing."""
 PACKAGES = PEERS | {CUDNN_FP8: PEERS["peer.cudnn"]}
 E4M3 = "float8_e4m3fn"
 _CONTROL = "control."
@@ -42,7 +42,7 @@ def known(named: Collection[str] | None = None) -> tuple[str, ...]:
 
     Users' functions, ``python.<module>.<function>``, are known if they are named.
 
-    Where there is a ladder, ``kernel.best`` is the choice from it by the tuning of the device.
+    If there is a ladder, ``kernel.best`` is its kernel that the tuning of the device chooses.
 
     Args:
         named: the names in a study; if none of them is in the ladder, the ladder is not read.
@@ -83,7 +83,7 @@ def require(name: str, names: Collection[str] | None = None) -> str:
     """Return `name` if it is among `names`, by default all that are known.
 
     Raises:
-        UserError: it isn't; the message suggests the name that comes nearest.
+        UserError: it isn't; the message suggests the nearest name.
     """
     names = known() if names is None else names
     if name in names:

@@ -1,6 +1,6 @@
 """The ladder: the hand-written kernels, each improving on an earlier one, as kernels/ladder.toml states them.
 
-Nothing here needs a GPU or a compiler. `attnlab.compile` compiles a kernel, and the half that measures launches it.
+Nothing here needs a GPU or a compiler. `attnlab.compile` compiles a kernel, and `attnlab.measuring` launches it.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ PREFIX = "kernel."
 BEST = f"{PREFIX}best"
 """The implementation that runs, at each shape, the choice of the device's tuning (`attnlab.study.tuning`)."""
 MASKS = {False: "full", True: "causal"}
-"""A tile's name for a mask, by whether it is causal."""
+"""By whether a mask is causal, its name in a tile's `masks`."""
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float8_e4m3fn": "E4M3"}
-"""The type that is a kernel's first template argument, by dtype."""
+"""By dtype, the type that is a kernel's first template argument."""
 STANDARD = "-std=c++17"
-# The most that one CTA can have: threads on any architecture, shared memory on sm_90, which has the most (227 KiB).
+# The limits of a CTA: threads on any architecture, shared memory on sm_90, which has the most (227 KiB).
 MOST_THREADS = 1024
 MOST_SHARED_BYTES = 227 * 1024
 # The most rows that a box of a tensor map can have.
@@ -46,7 +46,7 @@ RECORDED = {
 }
 """By `arguments` and `parameters`, the single word for both in the records of runs and in hashes."""
 LAUNCH = ("dtypes", "architectures", "arguments", "parameters", "persistent", "tiles")
-"""The fields that a kernel takes over from the one that `launched_like` names, unless it states them."""
+"""The fields that a kernel inherits from the kernel that `launched_like` names, unless it states them."""
 
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
 Parameters = Literal["plain", "problem", "scaled problem", "packing", "caches", "ragged"]
@@ -54,11 +54,11 @@ Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
 class Tile(BaseModel):
-    """How a kernel serves one head_dim, at all shapes or at some.
+    """An instance of a kernel for one head_dim, at all shapes or at some.
 
     Attributes:
         rows: queries that one work item covers.
-        keys: keys that are held at once.
+        keys: keys that a CTA holds at once.
         threads: threads per CTA.
         shared_bytes: dynamic shared memory per CTA.
         template: template arguments after element, head_dim and causal, by name, in the kernel's order.
@@ -83,7 +83,7 @@ class Tile(BaseModel):
 
     @field_serializer("template")
     def _values(self, template: dict[str, int]) -> list[int]:
-        # As runs have recorded them since before they had names.
+        # Runs record the values without names.
         return list(template.values())
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class Tile(BaseModel):
         return self.box_rows or self.rows
 
     def items(self, seq_len: int, heads: int) -> int:
-        """The work items of a call with `seq_len` queries a head, and `heads` over all batches."""
+        """The number of work items of a call with `seq_len` queries per head, and `heads` heads over all batches."""
         return math.ceil(seq_len / self.rows) * heads
 
     def serves_length(self, kv_len: int) -> bool:
@@ -112,7 +112,7 @@ class Tile(BaseModel):
 
 
 class Recorded(BaseModel):
-    """A kernel of the ladder as a run recorded it. Only the fields about its gain over an earlier one count.
+    """A kernel of the ladder as a run recorded it. Only the fields about its gain over an earlier one are read.
 
     Attributes:
         after: the kernel that it is compared with; empty if there is none.
@@ -135,7 +135,7 @@ class Recorded(BaseModel):
 
     @property
     def before(self) -> str:
-        """The same of the kernel that it is compared with; empty if there is none."""
+        """The name in a study of the kernel `after`; empty if there is none."""
         return PREFIX + self.after if self.after else ""
 
 
@@ -144,27 +144,27 @@ class Rung(Recorded):
 
     Attributes:
         arguments: how Q, K, V and O are passed: ``pointers`` or ``tensor maps``.
-        parameters: follow the arguments. ``plain``: the heads over all batches, seq_len and the scale, of contiguous
-            tensors of one shape. With all others tensors may have any strides, heads may share K and V, and lengths and
-            the scale may differ. ``problem`` is a `Problem`, ``scaled problem`` the same and the scales of Q, K and V,
-            which are e4m3. ``packing`` is of kernels whose keys are split over CTAs: a workspace, the lengths of
-            sequences and a `Packing`. Then Q, K, V and O are pointers. ``tensor maps`` of K and V follow for CTAs in
-            clusters of 2, whose tiles of rows share a head of K and V. ``caches`` is of kernels that split keys by the
-            lengths of sequences, on the device. ``ragged`` is of kernels of sequences of unlike
-            lengths, whose work an earlier kernel lists on the device.
-        dtypes: of Q, K, V and O; of O alone where the others are e4m3, which it may be too.
+        parameters: the kernel's parameters after Q, K, V and O. ``plain``: the heads over all batches, seq_len and
+            the scale, for contiguous tensors of one shape. With all others, tensors may have any strides, heads may
+            share K and V, and lengths and the scale may differ. ``problem`` is a `Problem`; ``scaled problem`` adds
+            the scales of Q, K and V, which are e4m3. ``packing`` is for kernels that split keys over CTAs: a
+            workspace, the lengths of sequences and a `Packing`. There Q, K, V and O are pointers. ``tensor maps`` of
+            K and V follow for CTAs in clusters of 2, whose tiles of rows share a head of K and V. ``caches`` is for
+            kernels that split keys by the lengths of sequences, on the device. ``ragged`` is for kernels of sequences
+            of unequal lengths, whose work an earlier kernel lists on the device.
+        dtypes: the dtypes of Q, K, V and O. If Q, K and V are e4m3, those of O, which may be e4m3 too.
         merge: with ``packing`` or ``caches``, the kernel of the same source that merges the results of CTAs.
         deals: with ``ragged``, the kernel of the same source that lists the work.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
         reproducible: whether 2 runs on the same inputs have to be bitwise the same.
-        launched_like: the earlier kernel whose `LAUNCH` fields this one takes over; empty for none.
-        text: the source itself, where it is not the file's.
-        same_code: the hash of a source that compiles to the machine code of an earlier one, and that one's hash:
-            measurements of that one hold (`tools/same_code.py`).
-        replaces: the hash of a source that is faster than an earlier one over the tuning's shapes
-            (`tools/gpu/replaces.py`), and that one's hash. Until `make tune`, choices made by that one are this one's.
+        launched_like: the earlier kernel whose `LAUNCH` fields this one inherits; empty for none.
+        text: the source, if it is not the file's.
+        same_code: the hash of a source, and that of an earlier source which compiles to the same machine code, so that
+            its measurements hold (`tools/same_code.py`).
+        replaces: the hash of a source, and that of an earlier source which is slower over the tuning's shapes
+            (`tools/gpu/replaces.py`). Until `make tune`, choices of the earlier one are choices of this one.
         tiles: its instances; the first of several that serve a shape runs.
     """
 
@@ -216,7 +216,7 @@ class Rung(Recorded):
 
     @property
     def ragged(self) -> bool:
-        """Whether each sequence has its own lengths, which the device knows."""
+        """Whether each sequence has its own lengths, which are in device memory."""
         return self.parameters == "ragged"
 
     @property
@@ -231,7 +231,7 @@ class Rung(Recorded):
 
     @property
     def by_lengths(self) -> bool:
-        """Whether the lengths say how keys are split."""
+        """Whether keys are split by the lengths of sequences."""
         return self.parameters == "caches"
 
     @property
@@ -244,7 +244,7 @@ class Rung(Recorded):
 
         Args:
             rows: the queries of all heads that share a head of K and V; 0 for all tiles. With split keys, only
-                tiles serve that hold these rows, or `TILE_ROWS` of them, and leave the fewest empty.
+                tiles serve that hold these rows (at most `TILE_ROWS`) with the fewest empty ones.
         """
         tiles = [tile for tile in self.tiles if tile.head_dim == head_dim and tile.serves_length(kv_len)]
         tiles = [tile for tile in tiles if MASKS[causal] in tile.masks]
@@ -256,7 +256,7 @@ class Rung(Recorded):
         return tiles
 
     def serves_rows(self, tile: Tile, rows: int) -> bool:
-        """Whether a tile serves heads of K and V with these rows: in pairs, those with an even number of tiles."""
+        """Whether a tile serves heads of K and V with these rows: paired CTAs need an even number of tiles."""
         return not self.paired or tile.items(rows, 1) % 2 == 0
 
     def serves_queries(self, seq_len: int) -> bool:
@@ -264,7 +264,7 @@ class Rung(Recorded):
         return seq_len <= (self.most_queries or seq_len)
 
     def architecture(self, capability: tuple[int, int]) -> str | None:
-        """The architecture to compile for on a device of this compute capability; None if the kernel doesn't.
+        """The architecture to compile for on a device of this compute capability; None if the kernel has none.
 
         Code for an architecture with a letter runs only there. Without a letter, it also serves all later ones, and is
         compiled for the device's own.
@@ -325,7 +325,7 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
 
 
 def drawn() -> tuple[Rung, ...]:
-    """The kernels that take drawn values as they are, in sequences of one length."""
+    """The kernels that take drawn values without rounding, in sequences of equal lengths."""
     return tuple(rung for rung in load() if not (rung.scaled or rung.ragged or rung.by_lengths))
 
 
@@ -344,13 +344,13 @@ def rung(name: str) -> Rung:
 
 
 def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
-    """By implementation, the hash that runs and tables name: its own, or the one whose machine code it has."""
+    """By implementation, the hash in runs and tables: its own, or that of the source with the same machine code."""
     own = [(rung, own_hash(rung)) for rung in (load() if rungs is None else rungs)]
     return {rung.implementation: rung.same_code.get(value, value) for rung, value in own}
 
 
 def replaced(rungs: Iterable[Rung]) -> dict[str, str]:
-    """By implementation, the hash of the earlier kernel that each replaces in tables, if any."""
+    """By implementation, the hash of the earlier source that it replaces in tables, if any."""
     stated = {rung.implementation: rung.replaces.get(own_hash(rung)) for rung in rungs if rung.replaces}
     return {name: earlier for name, earlier in stated.items() if earlier}
 
@@ -372,14 +372,14 @@ def files(source: str, text: str = "") -> dict[str, str]:
     """A source by its file's name, and the headers next to it that it includes, directly or through others.
 
     Args:
-        text: of the source, if it is in no file.
+        text: the source's text, if it is in no file.
 
     Raises:
         UserError: one of them is not a text file.
     """
     found = {source: text} if text else {}
     waiting = _INCLUDE.findall(text) if text else [source]
-    for name in waiting:  # which grows meanwhile
+    for name in waiting:  # the loop extends it
         path = paths.kernels() / name
         if name not in found and path.is_file():  # else a header that isn't ours
             try:
@@ -391,12 +391,12 @@ def files(source: str, text: str = "") -> dict[str, str]:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-# A string goes on past a text in it that looks like a comment.
+# Strings are matched too, since text in them may look like a comment.
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 def code(source: str) -> str:
-    """A source without its comments, the blanks that end a line, and lines that are empty."""
+    """A source without comments, trailing blanks and empty lines."""
     lines = _COMMENT.sub(lambda match: match[1] or " ", source).splitlines()
     return "\n".join(line.rstrip() for line in lines if line.strip())
 

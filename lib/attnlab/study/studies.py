@@ -29,17 +29,17 @@ LARGEST_FILE, MOST_SHAPES = 2**18, 10_000
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
 """With more, a run would take years, or be too large to be read."""
 FILES = (".yaml", ".yml")
-"""The ends of a path to a study; any other text is a name in studies/."""
+"""The suffixes of a path to a study; any other text is a name in studies/."""
 TRACED = 4
 """CUPTI's durations take long to read and vary little, so 1 sample in 4 is enough."""
 DTYPES = ("float16", "bfloat16", "float32")
-"""The dtypes that a shape may have; float64 is the oracle's own, and can't be checked against it."""
+"""The dtypes that a shape may have. float64 is the oracle's dtype, so the oracle can't check it."""
 MOST_BYTES = 2**60
 """The most bytes that a shape may have; with more, sizes overflow before memory is allocated."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping states twice, of which YAML's own loader keeps the last."""
+    """Rejects a key that a mapping states twice, of which YAML's own loader keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class Timing(BaseModel, extra="forbid", frozen=True):
-    """A clock, and the state of the L2 in which it begins."""
+    """A clock, and the state of the L2 when a sample begins."""
 
     clock: Literal["eager", "device", "cupti"]
     cache: Literal["warm", "cold"]
@@ -67,7 +67,7 @@ class Timing(BaseModel, extra="forbid", frozen=True):
 
     @property
     def words(self) -> str:
-        """In words for a caption."""
+        """The timing in words, for captions."""
         return f"{self.clock} clock, {self.cache} cache"
 
 
@@ -83,8 +83,8 @@ class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
 class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     """The work of a run, as a file in studies/ states it; docs/studies.md explains each field.
 
-    ``values: all`` is read as the list of all distributions that are timed by default, which a run records. The shapes
-    `drawn` follow those of the sweeps, and belong to none.
+    ``values: all`` becomes the list of all distributions that are timed by default, which a run records. Shapes of
+    `drawn` follow those of the sweeps, and belong to no sweep.
     """
 
     name: Annotated[str, Field(max_length=LONGEST, pattern=rf"^{PLAIN}$", min_length=1)]
@@ -223,9 +223,9 @@ def load(name: str | Path) -> Study:
 
 
 def modules_beside(name: str) -> AbstractContextManager[None]:
-    """Inside, functions are also found next to the file of a study, and in processes that are started there.
+    """A context in which functions are also found next to the file of a study, in this process and its children.
 
-    It is for measuring alone: to show a run imports nothing from there.
+    Only measuring uses it: showing a run imports nothing from there.
     """
     return callables.beside(_path(name).resolve().parent)
 

@@ -3,7 +3,7 @@
 An input distribution is an axis of a shape. So rounds, gates, families of tests and figures keep distributions apart
 as they keep shapes apart, and a comparison never mixes distributions.
 
-The latency of an implementation may depend on the scores: on their size, and on the place of a row's largest one. V
+The latency of an implementation may depend on the scores: on their size, and on the position of a row's largest. V
 doesn't matter to the softmax, and is standard normal unless a distribution says otherwise.
 """
 
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 CAPTURED = "captured"
 CAPTURED_FILE = "data/captured/small.safetensors"
-"""The file, from the project's root, of the captured values where a study names no file; there, packed."""
+"""The default file of captured values, relative to the project's root, where it is compressed."""
 
 
 class Kind(NamedTuple):
     """An input distribution.
 
     Attributes:
-        stated: the words, after the name, with which it is timed by default; "" for one that takes none.
-        placed: whether a score depends on the places of its query and its key.
+        stated: the words after the name with which it is timed by default; "" if it takes none.
+        placed: whether a score depends on the positions of its query and its key.
     """
 
     stated: tuple[str, ...] = ("",)
@@ -35,9 +35,9 @@ KINDS = {
     # The first key attracts every query by N nats (Xiao et al. 2024, Efficient streaming language models with
     # attention sinks, section 3).
     "sink": Kind(("8", "13"), placed=True),
-    # The key before the last sixteenth attracts every query that sees it by N nats, after kernels have summed.
+    # The key before the last 1/16 of the keys attracts every query that sees it by N nats, late in a kernel's sum.
     "late": Kind(("20",), placed=True),
-    # Like positions attract, by at most N nats: D/8 frequencies, from 1 down to 1/10,000 per key, which are those
+    # Near positions attract, by at most N nats: D/8 frequencies, from 1 down to 1/10,000 per key, which are those
     # of rotary embeddings (Su et al. 2021, section 3.2.2).
     "positional": Kind(("25",), placed=True),
     # Scores rise or fall evenly over the keys, by N nats from the first to the last.
@@ -45,8 +45,8 @@ KINDS = {
     "falling": Kind(("24",), placed=True),
     # Scores rise by N nats from each `TILE` of keys to the next, so that each has a new maximum.
     "stairs": Kind(("12",), placed=True),
-    # Q is multiplied by a factor for each head, from 1/4 to 8, evenly in its logarithm, and by one for each row,
-    # log-normal with a deviation of 0.5.
+    # Q is multiplied by a factor for each head, log-uniform from 1/4 to 8, and by one for each row, log-normal with
+    # a standard deviation of 0.5.
     "scales": Kind(),
     # Each element of Q, K and V is N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, section 4.3).
     "outliers": Kind(),
@@ -57,9 +57,9 @@ KINDS = {
     # Q, K and V of this layer of a trained model, from a file that tools/capture.py or a user wrote. Columns change
     # their signs at random, those of Q and K alike.
     CAPTURED: Kind(("early", "middle", "late"), placed=True),
-    # Heads of keys, with the queries that share them, take turns through the kinds of `MIXED`, over all batches.
+    # Heads of K, with the heads of Q that share them, have the distributions of `MIXED` in turn, over all batches.
     "mixture": Kind(placed=True),
-    # Q and K are zeros, and V holds one number a column: the effect of power alone (He 2024, Strangely, matrix
+    # Q and K are zeros, and V has one number per column: shows the effect of power alone (He 2024, Strangely, matrix
     # multiplications on GPUs run faster when given “predictable” data).
     "zeros": Kind(),
 }
@@ -90,5 +90,5 @@ def split(values: str) -> tuple[str, str]:
 
 
 def placed(values: str) -> bool:
-    """Whether a score depends on the places of its query and its key."""
+    """Whether a score depends on the positions of its query and its key."""
     return KINDS[split(values)[0]].placed

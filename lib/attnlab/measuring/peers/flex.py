@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnlab.measuring.subjects.implementation import Implementation, Unsupported
 
-# Shapes that one process may compile it for, each separately; beyond that, torch silently falls back.
+# The most shapes for which one process compiles it, each separately; beyond that, torch silently falls back.
 SHAPES = 1024
 
 
@@ -16,7 +16,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = No
     """FlexAttention, compiled for each shape; a causal mask is a block mask, aligned to the end.
 
     Raises:
-        Unsupported: the device is no NVIDIA GPU; on a CPU it has no backward pass and can't be captured in a graph.
+        Unsupported: the device isn't an NVIDIA GPU; on a CPU it has no backward pass and can't be captured in a graph.
     """
     if q.device.type != "cuda":
         raise Unsupported("FlexAttention is measured only on an NVIDIA GPU")

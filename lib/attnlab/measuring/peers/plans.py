@@ -1,4 +1,4 @@
-"""Packages that may not be installed, and the fastest of the plans that one offers for tensors of a layout."""
+"""Import packages that may not be installed, and choose the fastest of a package's plans for a layout of tensors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,17 +13,17 @@ from torch import Tensor
 from attnlab.measuring.subjects.implementation import Unsupported
 
 Plan = Callable[..., Any]
-"""Takes tensors of one layout; calls run one after the other on one stream."""
+"""A callable for tensors of one layout. Its calls run one after the other on one stream."""
 DTYPES = {torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
-"""The dtypes that are planned for, as cuDNN calls them."""
-# A plan is timed by CALLS calls at once, in ROUNDS rounds if it isn't far slower than the fastest in a first one.
+"""The dtypes that have plans, with cuDNN's names."""
+# Each plan is timed for CALLS calls. Those within FAR_SLOWER times the fastest are timed in ROUNDS more rounds.
 CALLS, ROUNDS, FAR_SLOWER = 5, 9, 1.5
-# Cycles for which a stream is held until the calls are queued, 0.5 ms at 2 GHz; twice as many where they were too few.
+# Cycles that the stream waits while calls are queued, 0.5 ms at 2 GHz. They are doubled if the GPU began too early.
 HOLD_CYCLES, MOST_HOLD_CYCLES = 1_000_000, 64_000_000
 
 
 def installed(module: str, title: str, device: torch.device) -> Any:
-    """A module of a package; raises Unsupported off an NVIDIA GPU, if it isn't installed, or lacks a package."""
+    """Import a module; raises Unsupported if the device isn't an NVIDIA GPU or a package is missing."""
     if device.type != "cuda":
         raise Unsupported(f"{title} is measured only on an NVIDIA GPU")
     found = imported(module)
@@ -36,7 +36,7 @@ def installed(module: str, title: str, device: torch.device) -> Any:
 
 @cache
 def imported(module: str) -> Any:
-    """A module, or the ImportError that came of it."""
+    """A module, or the ImportError that its import raised."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -44,7 +44,7 @@ def imported(module: str) -> Any:
 
 
 def require_plannable(title: str, dtype: torch.dtype) -> None:
-    """Raise Unsupported for tensors other than of `DTYPES`, and while a graph is captured."""
+    """Raise Unsupported for dtypes outside `DTYPES`, and while a graph is captured."""
     if dtype not in DTYPES:
         raise Unsupported(f"{title} takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}")
     if torch.cuda.is_current_stream_capturing():
@@ -53,9 +53,9 @@ def require_plannable(title: str, dtype: torch.dtype) -> None:
 
 @contextmanager
 def refusing(refusals: tuple[type[Exception], ...], reasons: list[str]) -> Iterator[None]:
-    """Inside, a plan is made and called once; where one of `refusals` is raised, its first line goes to `reasons`.
+    """A context for a plan's first call: it catches the errors `refusals` and adds their first line to `reasons`.
 
-    A failure of the device itself, or full memory of it, is no refusal.
+    Device failures and out-of-memory errors are raised.
     """
     try:
         yield
@@ -66,17 +66,17 @@ def refusing(refusals: tuple[type[Exception], ...], reasons: list[str]) -> Itera
 
 
 def tried(plan: Plan, tensors: tuple[Tensor, ...]) -> Plan:
-    """A plan, called once."""
+    """Call a plan once and return it."""
     plan(*tensors)
     torch.cuda.synchronize(tensors[0].device)
     return plan
 
 
 def fastest(plans: list[Plan], tensors: tuple[Tensor, ...], reason: str) -> Plan:
-    """The plan that takes the GPU the least time, by the median over rounds in which they take turns.
+    """The plan with the least GPU time, by the median over rounds in which plans take turns.
 
     Raises:
-        Unsupported: there is none; the message is the reason.
+        Unsupported: there are no plans; the message is `reason`.
     """
     if not plans:
         raise Unsupported(reason)
@@ -87,7 +87,7 @@ def fastest(plans: list[Plan], tensors: tuple[Tensor, ...], reason: str) -> Plan
 
 
 def _calls_ms(plan: Plan, tensors: tuple[Tensor, ...], hold_cycles: int = HOLD_CYCLES) -> float:
-    """The GPU's time for a few calls one after the other, in ms, without the host's time to queue them."""
+    """The GPU time in ms of `CALLS` calls in a row, without the host's time to queue them."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(hold_cycles)
     start.record()

@@ -12,13 +12,13 @@ from attnlab.measuring.subjects.implementation import Implementation, Unsupporte
 
 
 def xformers(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """xFormers' attention; the causal mask is the one that is aligned to the end.
+    """xFormers' attention; the causal mask is aligned to the end.
 
-    Its tensors are ``(batch, length, heads, head_dim)``, with grouped heads ``(batch, length, kv_heads, heads of each,
-    head_dim)``: views, without a copy.
+    It gets views, without a copy: ``(batch, length, heads, head_dim)``, with grouped heads ``(batch, length, kv_heads,
+    heads / kv_heads, head_dim)``.
 
     Raises:
-        Unsupported: the package is not installed, holds no kernels for this PyTorch, or the device is no NVIDIA GPU.
+        Unsupported: the package is not installed, has no kernels for this PyTorch, or the device isn't an NVIDIA GPU.
     """
     fmha, shared = _memory_efficient(q.device), q.shape[1] // k.shape[1]
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
@@ -32,7 +32,7 @@ def xformers(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None 
 
 @cache
 def _memory_efficient(device: torch.device) -> Any:
-    logging.getLogger("xformers").setLevel(logging.ERROR)  # it warns in many lines of one reason
+    logging.getLogger("xformers").setLevel(logging.ERROR)  # it warns in many lines about one cause
     if not plans.installed("xformers", "xFormers", device)._has_cpp_library:
         raise Unsupported(f"the kernels of xFormers were compiled for another PyTorch than {torch.__version__}")
     return plans.installed("xformers.ops.fmha", "xFormers", device)

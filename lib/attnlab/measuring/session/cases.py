@@ -1,4 +1,4 @@
-"""The cases of one shape: through the gate, their preparation, their samples, and the gate again."""
+"""Measure the cases of one shape: the gate, preparation, samples, and the gate again."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES, frame_of
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-# Warm-up goes on past the calls that the study asks for until two windows agree, or for this many windows.
+# Calls in a window, and the most windows: warm-up exceeds the study's calls until 2 windows in a row agree.
 WARMUP_WINDOW = 10
 WARMUP_WINDOWS = 20
 
@@ -62,7 +62,7 @@ def _fate(subject: Subject) -> Row:
 
 
 def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls: int) -> Windows | None:
-    """Inputs of a shape for `calls` calls, to which subjects are bound; None, and all dropped, if there are none."""
+    """Make inputs of a shape for `calls` calls and bind subjects to them; if that fails, drop all and return None."""
     try:
         windows = attempt(lambda: Windows(shape, session.device, calls))
     except OutOfMemory as error:
@@ -85,7 +85,7 @@ def _each(session: Session, subjects: list[Subject], work: Callable[[Subject], o
 
 
 def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
-    _each(session, subjects, partial(_require_short, session))  # before the gate, which calls each a dozen times
+    _each(session, subjects, partial(_require_short, session))  # before the gate, which calls each about 12 times
     references = {
         operands: ReferenceCheck(windows, shape, operands)
         for operands in dict.fromkeys(subject.implementation.operands for subject in subjects)
@@ -119,7 +119,7 @@ def _require_short(session: Session, subject: Subject) -> None:
     case, longest_ms = subject.case, session.job.study.longest_call_ms
     case.refresh()
     case.call()  # compiling at the first call is not counted
-    for _ in range(2):  # one call may have been held up
+    for _ in range(2):  # one call may be delayed by chance
         call_ms = cuda_events.roughly_us(case, session.device, 1) / 1e3
         if call_ms <= longest_ms:
             subject.takes(call_ms / 1e3)
@@ -128,7 +128,7 @@ def _require_short(session: Session, subject: Subject) -> None:
 
 
 def _warm_up(session: Session, case: Case) -> dict[str, Any]:
-    """Call until 2 windows in a row agree; returns how many calls that took, and whether they ever agreed."""
+    """Call until 2 windows in a row agree; returns the number of calls, and whether windows agreed."""
     least = -(-session.job.study.warmup_calls // WARMUP_WINDOW)
     last, steady = cuda_events.roughly_us(case, session.device, WARMUP_WINDOW), False
     windows = 1
@@ -142,7 +142,7 @@ def _warm_up(session: Session, case: Case) -> dict[str, Any]:
 def _record_block(
     session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, references: References
 ) -> None:
-    """Record the samples of one timing as one part. If it is there already, drop subjects that were wrong in it."""
+    """Record the samples of one timing as one part. If the part exists, drop the subjects with wrong outputs in it."""
     job = session.job
     key = block_key(job.study, shape, job.replicate, timing)
     if key in write.recorded(job.run, "samples"):

@@ -1,4 +1,4 @@
-"""The gate for all subjects of a shape: which inputs they are checked on, and by which routes."""
+"""Run the gate for all subjects of a shape, on each input distribution and by each route."""
 
 import random
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED, Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
-# On the extremes, the gate compares this many scores' worth of heads: 16 of 512 keys, or one of 2048. On the values
-# that are timed it compares all, since timed outputs are held to the errors that it finds, and heads may be unlike.
+# On the extremes, the gate compares as many heads as have this many scores: 16 with 512 keys, or 1 with 2048. On the
+# timed values it compares all heads: they may differ, and their errors set the bounds of timed outputs.
 COMPARED_SCORES = 2**22
 
 
@@ -34,7 +34,7 @@ def check_all(
 
     Args:
         moment: ``before`` or ``after`` timing.
-        references: those to be appointed at the gates for the shape's values.
+        references: by operands; the gate on the shape's values appoints the witness of each.
     """
     checked: list[Row] = []
     every = list(dict.fromkeys(subject.implementation.operands for subject in subjects)) or [*(references or ())]
@@ -62,7 +62,7 @@ def check_all(
                     at = f"{route}, {kind}" if kind in EXTREMES else route
                     subject.drop(FAILED, f"{moment} timing, {at}: {check.reason}")
                     break
-            # Once, since it depends on the code: planning and compiling happen again for a batch of one.
+            # In replicate 0 only: it depends on the code alone, and plans and compiles again for a batch of 1.
             asks_alone = moment == "before" and kind == shape.values and not session.job.replicate
             if asks_alone and subject.alive:
                 asked = partial(alone.differing, subject.implementation, windows[0], shape)
@@ -87,7 +87,7 @@ def _row(found: Check) -> Row:
 
 
 def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
-    """The shape's values; before timing also the extremes, if it is the first of shapes with other values alone."""
+    """The shape's values. Before timing also the extremes, at the first of the shapes that differ only in values."""
     first = next(other for other in study.shapes if other.plain == shape.plain)
     # In training there are none: the gradients of a saturated softmax are zero.
     extremes = moment == "before" and not shape.trains and shape == first
@@ -95,10 +95,10 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
 
 
 def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands = INPUTS, window: int = 0) -> Gate:
-    """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`.
+    """The gate for inputs of a shape: `kind` is one of `schema.EXTREMES`, or empty for the shape's values.
 
     Args:
-        operands: say which numbers are multiplied.
+        operands: the numbers that are multiplied.
 
     Raises:
         Unsupported: as `Operands.of`.
@@ -112,9 +112,9 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands =
 
 
 def few_heads(shape: Shape) -> list[int] | None:
-    """As many heads as are cheap for the gate to compare, drawn at random; None if that is all of them.
+    """Random heads with about `COMPARED_SCORES` scores, which the gate compares; None for all heads.
 
-    The operating system draws them, so that no implementation can know them, not even by the run's seed.
+    The operating system's generator draws them, so that no implementation can derive them from the run's seed.
     """
     heads = shape.heads * (1 if shape.ragged else shape.batch)
     compared = max(1, COMPARED_SCORES * heads // shape.scores)

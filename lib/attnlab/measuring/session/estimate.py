@@ -1,8 +1,8 @@
-"""How long a study will take on this device, from a few calls, before anything of it is measured.
+"""Estimate how long a study takes on this device, from a few calls before the study is measured.
 
-Each implementation and the oracle are called at the target with fewer keys and queries, then with more and more. A call
-that would take longer than `LONGEST_CALL_S` ends this. The time of a call at a shape of the study follows from its
-FLOPs. The call is made as often as samples, warm-up and checks ask for.
+Each implementation and the oracle are called at the target with fewer queries and keys, then with more and more. This
+ends before a call that would take longer than `LONGEST_CALL_S`. The FLOPs of a shape give the time of a call there,
+which is multiplied by the number of calls for samples, warm-up and checks.
 """
 
 import math
@@ -25,14 +25,14 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
 LEAST_S = 0.1
-"""The fastest of as many calls counts as take this long: where another program has a core, some are slow."""
+"""Calls are repeated for this time and the fastest counts, since another program may slow some of them."""
 LONGEST_CALL_S = 1.0
-"""A call that would take longer, by the last one, is not made."""
+"""A call that would take longer, by extrapolation from the last one, is not made."""
 FIRST_FLOPS = 2**30
 """The first call has no more FLOPs than this."""
-# Besides its timed calls, as runs on an H200, an H100 and two cores show: seconds of a process, of a case (profiler,
-# graphs, checks) and of a sample on the host; calls of a case that are not timed; oracles of a shape with the
-# framework's own result.
+# Costs in addition to timed calls, from runs on an H200, an H100 and 2 CPU cores: seconds of a process, of a case
+# (profiler, graphs, checks) and of a sample on the host; untimed calls of a case; oracle calls of a shape, including
+# the framework's own result.
 PROCESS_S, CASE_S, SAMPLE_S = 5.0, 0.04, 120e-6
 CALLS, ORACLES = 15, 6
 PANEL_S = 270.0
@@ -40,14 +40,14 @@ PANEL_S = 270.0
 
 @dataclass
 class Cost:
-    """Seconds of a call by the FLOPs of its shape, ascending; and the least that a first call takes besides."""
+    """Seconds of a call by the FLOPs of its shape, ascending; `first_s` is the least extra time of a first call."""
 
     flops: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     first_s: float = math.inf
 
     def at(self, flops: np.ndarray) -> np.ndarray:
-        """Seconds of a call: interpolated on logarithmic axes, then in proportion to FLOPs; 0 if none was made."""
+        """Seconds of a call: interpolated on logarithmic axes, above them in proportion to FLOPs; 0 without calls."""
         if not self.flops:
             return np.zeros(flops.shape)
         within = np.exp(np.interp(np.log(flops), np.log(self.flops), np.log(self.seconds)))
@@ -55,8 +55,8 @@ class Cost:
 
 
 def planned(study: Study, device: torch.device) -> tuple[float, list[float]]:
-    """About how long a study takes on this device, in seconds: all replicates, one after the other, and the parts after
-    them. Then the same for each of its shapes in one replicate, 0 where it doesn't fit the device's memory."""
+    """Estimated seconds of a study on this device, for all replicates in turn and the parts after them. Then those of
+    each shape in one replicate, 0 if it doesn't fit the device's memory."""
     memory_bytes = devices.describe(device)["memory_bytes"] or math.inf  # 0 where the system doesn't say
     shapes = [shape for shape in study.shapes if shape.bytes < memory_bytes]
     shapes_s, stream_s = _seconds(study, shapes, device) if shapes else ([], 0.0)
@@ -67,12 +67,12 @@ def planned(study: Study, device: torch.device) -> tuple[float, list[float]]:
 
 
 def _seconds(study: Study, shapes: list[Shape], device: torch.device) -> tuple[list[float], float]:
-    """About how long each of these shapes and their stream of requests take in one replicate."""
+    """Estimated seconds in one replicate: of each of these shapes, and of their stream of requests."""
     flops = np.array([shape.flops for shape in shapes], dtype=float)
     costs = measured(study, shapes, device)
     took = {name: cost.at(flops) for name, cost in costs.items()}
     rounds = {timing: study.rounds(timing) for timing in study.timings if cuda_events.available(device, timing)}
-    # In each round, the output that all others are compared with is computed too.
+    # Each round also computes the output with which all others are compared.
     spent = ORACLES * took[REFERENCES[0]] + sum(rounds.values()) * took[study.baseline]
     plain = [shape.plain for shape in shapes]
     is_new = np.array([plain.index(shape) == number for number, shape in enumerate(plain)])
@@ -82,14 +82,14 @@ def _seconds(study: Study, shapes: list[Shape], device: torch.device) -> tuple[l
         for timing, count in rounds.items():
             graph_s = np.minimum(cuda_events.GRAPH_US * 1e-6, cuda_events.GRAPH_CALLS * call_s)
             work_s = call_s if timing.clock == "eager" or timing.cache == "cold" else np.maximum(call_s, graph_s)
-            timed_s = timed_s + count * (SAMPLE_S + (1 + (timing.cache == "warm")) * work_s)  # warm: twice
+            timed_s = timed_s + count * (SAMPLE_S + (1 + (timing.cache == "warm")) * work_s)  # warm: called twice
         spent += CASE_S + CALLS * call_s + np.where(call_s * 1e3 <= study.longest_call_ms, timed_s, 0.0)
     stream_s = study.stream * sum(took[name].mean() + SAMPLE_S for name in study.implementations)
     return [float(shape_s) for shape_s in spent], float(stream_s)
 
 
 def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[str, Cost]:
-    """The costs of new inputs and a call of each implementation, and of the oracle, by name."""
+    """By name, the cost of new inputs and a call, for each implementation and the oracle."""
     costs = {name: Cost() for name in [*study.implementations, REFERENCES[0]]}
     found: dict[str, Implementation] = {}
     for name in costs:
@@ -112,8 +112,8 @@ def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[st
 
 
 def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
-    """The target with 4 times as many queries and keys again and again, from little work to the most of any shape."""
-    # With more keys than queries, the number of keys changes, and stays at least that of queries.
+    """The target with its queries and keys multiplied by 4 repeatedly, from little work to the most of any shape."""
+    # With more keys than queries, only the number of keys changes. It stays at least the number of queries.
     axis, fewest = ("kv_len", target.seq_len) if target.kv_len > target.seq_len else ("seq_len", 1)
     least, most = min(FIRST_FLOPS, *(shape.flops for shape in shapes)), max(shape.flops for shape in shapes)
     called = [target]
@@ -125,7 +125,7 @@ def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
 
 
 def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.device) -> None:
-    """Add the seconds of an undisturbed call at a shape; nothing where it can't be called."""
+    """Add the seconds of the fastest call at a shape; nothing if it can't be called."""
     took_s: list[float] = []
     try:
         first_s = cuda_events.timed(device, partial(attempt, call))[0] / 1e6

@@ -1,4 +1,4 @@
-"""Burst and sustained load: one implementation without pause, from a card at rest until its clock has settled."""
+"""Burst and sustained load: an idle card runs one implementation without pause until its clock has settled."""
 
 import math
 import time
@@ -25,7 +25,7 @@ from attnlab.study.studies import Study
 SEQ_LEN = 4096
 REST_S = 1.0
 LOAD_S = 3.0
-# A slice is long enough to read the card while it runs, so that the card never waits for being read.
+# A slice is long enough to read the card's state while it runs, so that the card never waits for a reading.
 SLICE_US = 10_000
 
 
@@ -38,7 +38,7 @@ def cases(study: Study) -> list[tuple[str, Shape]]:
 
 
 def take(run: str, study: Study, device: torch.device) -> None:
-    """Take the loads that a run still lacks; one that fails costs the run its own rows, which say why."""
+    """Take the loads that a run still lacks. A load that fails has one row with the reason; the run goes on."""
     for implementation, shape in cases(study):
         key = implementation_key(implementation)
         if key not in write.recorded(run, "endurance"):
@@ -54,12 +54,12 @@ def _rows(implementation: str, shape: Shape, device: torch.device, failed: str =
         if failed:
             raise Broken(failed)
         return [axes | row for row in load(prepared(implementation, shape, device), device)]
-    except Exception as error:  # a load that fails must not cost the run, which is whole without it
+    except Exception as error:  # a failed load must not end the run, which is complete without it
         return [axes | {"why": reason(error)}]
 
 
 def load(case: Case, device: torch.device) -> list[Row]:
-    """Replay a case without pause; a row per slice holds when it ended, the latency of its calls, the card's state."""
+    """Replay a case without pause. Each slice has a row: its end, the latency of its calls and the card's state."""
     with case.selected():
         attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
     many = case.many

@@ -8,7 +8,7 @@ device             warm   our clock
 device.cold        cold   our clock
 device.repeated    warm   our clock around calls that all read the same values, which a run's samples never do
 cupti              warm   CUPTI's durations of a call's kernels, called one after the other, mean of the calls
-cupti.graph        warm   the same of the graph that ``device`` replays
+cupti.graph        warm   the same, in the graph that ``device`` replays
 cupti.span         warm   from the first kernel's start in that graph to the last one's end, over its calls
 triton.do_bench    cold   Triton's do_bench, median of its repetitions: it writes 256 MB before each
 triton.cudagraph   warm   Triton's do_bench_cudagraph, median of its repetitions
@@ -48,7 +48,7 @@ LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUNDS = 9
 LOOKS = 3
 STEPS = 10
-"""A case of the panel, or a load, takes no longer than this many steps of a study may."""
+"""The time limit of a case of the panel, or of a load, in units of the study's `time_limit_s`."""
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
@@ -71,7 +71,7 @@ def cases(study: Study) -> list[tuple[str, Shape]]:
 def take(run: str, study: Study, device: torch.device) -> None:
     """Take the cases that a run's panel still lacks, one at a time.
 
-    A method that fails costs the panel its own rows, which say why, and nothing else.
+    A method that fails has a row with the reason; the other methods go on.
     """
     canary: Canary | str | None = None
     for number, (implementation, shape) in enumerate(cases(study)):
@@ -105,15 +105,15 @@ def _case_rows(
             raise Broken(failed)
         case = graphed(implementation, shape, device)
         return _timed(case, device, axes), _looked(case, canary, axes)
-    except Exception as error:  # a panel that fails must not cost the run, which is whole without it
+    except Exception as error:  # a failed panel must not end the run, which is complete without it
         return [axes | {"method": method, "why": reason(error)} for method in IN_TURN], []
 
 
 def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
-    """Rounds in which every method takes its turn, in random order. A method that fails says why and drops out."""
+    """Take rounds of all methods in random order. A method that fails drops out, with a row for the reason."""
     telemetry, order = Telemetry(device), random.Random(str(axes))
     taking, rows = methods_of(case, device), []
-    for number in range(-1, ROUNDS):  # the first round isn't kept: in it, tools do their one-time work
+    for number in range(-1, ROUNDS):  # the first round isn't kept: tools do one-time work in it
         names = list(taking)
         order.shuffle(names)
         for name in names:
@@ -121,7 +121,7 @@ def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
                 found = taking[name]()
             except torch.AcceleratorError:
                 raise
-            except Exception as error:  # any error of another's tool is its reason
+            except Exception as error:  # the error of another tool is its reason
                 del taking[name]
                 rows.append(axes | {"method": name, "why": reason(error)})
                 continue

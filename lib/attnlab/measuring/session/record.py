@@ -1,4 +1,4 @@
-"""Recording a run: work that the study asks for and the run lacks is handed to processes; then the run is closed."""
+"""Record a run: submit the study's work that the run still lacks to processes, then close the run."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ from attnlab.study.studies import Study, recorded
 
 POLL_S = 0.5
 LONGEST_S = 86_400
-"""A study that takes longer, a day, is begun only on request."""
+"""1 day in seconds. A longer study is begun only on request."""
 
 
 def record(
@@ -50,17 +50,17 @@ def record(
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
     Args:
-        wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
+        wanted: ``auto``, ``cuda`` or ``cpu``; with an executor, the kind of its devices.
         executor: runs the jobs, a replicate each, in fresh processes; default `processes.fresh_processes`.
         long: whether a new run may take longer than a day.
-        command: a user's command for such a run; default that on one device of this kind.
-        again: a user's command to go on with this run; default that on one device.
+        command: the user's command that measures such a run; by default that for one device of this kind.
+        again: the user's command that resumes this run; by default that for one device.
 
     Raises:
         Outdated: the run began in another environment, with other kernels or another dispatch table.
-        UserError: the device isn't there, or failed; a new run would take longer than it may; or the run is of another
-            study. Also for lost or changed blocks of the run, a full disk or memory, and a process that died, or the
-            loss of all. Blocks that were recorded until then are kept.
+        UserError: the device is missing or failed; a new run would take too long; or the run is of another study.
+            Also: blocks of the run were lost or changed; the disk or memory is full; or a process, or all workers,
+            died. Blocks that were recorded until then are kept.
     """
     device = wanted if executor else devices.resolve(wanted).type
     command, again = command or command_for(study.name, f"DEVICE={device}"), again or f"make measure RUN={name}"
@@ -70,7 +70,7 @@ def record(
         shapes = _jobs(name, study, device, environment)
         with _progress(name, study):
             _take(pool, name, [job for job in shapes if not job.replicate])
-            # Begun before the other replicates, so that a run that is closed early has it.
+            # Taken before the other replicates, so that a run that is closed early has these parts.
             once = _once(name, study, device, environment)
             if once:
                 tqdm.write(f"{name}: {' and '.join(map(str, once))}", file=sys.stderr)
@@ -82,11 +82,11 @@ def record(
 
 @contextmanager
 def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
-    """Inside, anything that cuts recording off ends the pool's work, and one line says how to go on.
+    """A context in which an interruption stops the pool, and raises an error that says how to go on in one line.
 
     Args:
-        target: the folder that is recorded into.
-        again: a user's command to go on.
+        target: the folder of the recording.
+        again: the user's command that resumes it.
 
     Raises:
         UserError: in place of the error raised inside.
@@ -140,7 +140,7 @@ def new_name(described: dict[str, Any]) -> str:
 def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> str:
     """Begin the run, or resume one that was cut off; returns the hash of its environment."""
     if not (schema.folder(name) / "manifest.json").is_file():
-        # Both refuse files that are missing, before the machine is looked at.
+        # Both raise UserError for missing files, before the survey of the machine.
         callables.hashes(study.implementations)
         captured.digests(study)
         print(f"{name}: looking at the machine and its ceilings", file=sys.stderr)
@@ -157,12 +157,12 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
         raise Outdated(f"{changed} since the run {name!r} began: start a new run")
     if manifest.get("captured", {}) != captured.digests(study):
         raise Outdated(f"what was captured ({study.captured}) changed since the run {name!r} began: start a new run")
-    read.load(name)  # which refuses blocks that were lost or changed, before others are measured
+    read.load(name)  # raises if blocks were lost or changed, before others are measured
     return str(manifest["environment"]["hash"])
 
 
 def _announce(study: Study, seconds: float, long: bool) -> None:
-    """Say how long a study will take; raises UserError if that is longer than it may."""
+    """Print how long a study will take; raises UserError above `LONGEST_S`, unless `long`."""
     amounts = {"shape": len(study.shapes), "implementation": len(study.implementations), "timing": len(study.timings)}
     amounts |= {"sample": study.samples, "replicate": study.replicates}
     stated = " x ".join(f"{amount} {one}{'s' * (amount != 1)}" for one, amount in amounts.items())
@@ -175,7 +175,7 @@ def _announce(study: Study, seconds: float, long: bool) -> None:
 
 
 def _duration(seconds: float) -> str:
-    """A time to 2 digits in the largest unit of which it has at least 2, such as ``about 25 minutes``."""
+    """A duration to 2 digits, in the largest unit in which it is at least 2, such as ``about 25 minutes``."""
     sizes = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
     unit = next((unit for unit, size in sizes.items() if seconds >= 2 * size), "seconds")
     return f"about {float(f'{seconds / sizes[unit]:.2g}'):,.0f} {unit}"
@@ -199,7 +199,7 @@ def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, An
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
     """The dispatch table of `attnlab.attend` in this run, and its hash; empty if the study doesn't measure `attend`.
 
-    Of gradients it has the hash of their kernel, which no tuning names.
+    For gradients it adds the hash of the backward kernel, which no tuning names.
     """
     if implementations.DISPATCH not in study.implementations:
         return {}
@@ -209,7 +209,7 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
 
 
 def _jobs(name: str, study: Study, device: str, environment: str, part: str = "") -> list[Job]:
-    """A job for each replicate of which the run lacks shapes, with those; or its stream, if that is the part."""
+    """A job for each replicate, with the shapes that the run lacks; or, if `part` is the stream, its missing stream."""
     done = write.recorded(name, "stream" if part else "cases")
     jobs = []
     for number in range(study.replicates):
@@ -220,7 +220,7 @@ def _jobs(name: str, study: Study, device: str, environment: str, part: str = ""
 
 
 def _once(name: str, study: Study, device: str, environment: str) -> list[Job]:
-    """The parts that a run takes once and lacks. Its manifest says how its counters were, on a CPU from here on."""
+    """Jobs for the parts that a run takes once and lacks. On a CPU there are none, and the manifest says why."""
     if "profile" in read.read_manifest(name):
         return []
     if device != "cuda":  # no process is started to say that there are none
@@ -230,14 +230,14 @@ def _once(name: str, study: Study, device: str, environment: str) -> list[Job]:
 
 
 def _take(pool: Executor, name: str, jobs: list[Job]) -> None:
-    """Take jobs, on several cards at the same time."""
+    """Run jobs in the pool, and add the profile's entry to the manifest."""
     for profile in filter(None, pool.map(worker.take, jobs)):
         write.state(name, {"profile": profile})
 
 
 @contextmanager
 def _progress(name: str, study: Study) -> Iterator[None]:
-    """Inside, show how many shapes are measured and how long others take: by a bar, or by a line at every eighth."""
+    """A context that shows the measured shapes and the time left: by a bar, or by a line per 1/8 of the shapes."""
     planned_s = read.read_manifest(name).get("planned_s") or [1.0] * len(study.shapes)
     keys = [schema.shape_key(study, shape, number) for number in range(study.replicates) for shape in study.shapes]
     seconds = dict(zip(keys, planned_s * study.replicates, strict=True))
@@ -248,7 +248,7 @@ def _progress(name: str, study: Study) -> Iterator[None]:
         initial=len(seen),
         desc=name,
         bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} shapes [{elapsed}{postfix}]",
-        disable=False if "ipykernel" in sys.modules else None,  # None: where no one sees it move
+        disable=False if "ipykernel" in sys.modules else None,  # None: hidden without a terminal
         leave=False,
     )
 
@@ -285,11 +285,11 @@ def _progress(name: str, study: Study) -> Iterator[None]:
 
 
 def _say_what_failed(name: str, keys: set[str], said: set[str]) -> None:
-    """Say of each implementation that is not among those `said` why its first case of these keys failed."""
+    """Print for each implementation that is not in `said` why its first case in these blocks failed."""
     for key in sorted(keys):
         try:
             cases = read.part(name, "cases", key)
-        except (OSError, UserError, ValueError):  # the reader of the run says so
+        except (OSError, UserError, ValueError):  # reading the run reports it
             continue
         for _, case in cases[(cases["status"] == schema.FAILED) & ~cases["implementation"].isin(said)].iterrows():
             said.add(case["implementation"])
@@ -298,7 +298,7 @@ def _say_what_failed(name: str, keys: set[str], said: set[str]) -> None:
 
 
 def _commit() -> str:
-    """The commit that measures, with ``+`` if files differ from it; "n/a" outside of a repository.
+    """The commit of this code, with ``+`` if files differ from it; "n/a" outside of a repository.
 
     For a copy without its repository, ATTNLAB_COMMIT states it.
     """
@@ -306,7 +306,7 @@ def _commit() -> str:
         return os.environ["ATTNLAB_COMMIT"]
     git = ["git", "-C", os.fspath(paths.ROOT)]
     asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
-    within = os.environ | {"GIT_CEILING_DIRECTORIES": os.fspath(paths.ROOT.parent)}  # not one that holds the project
+    within = os.environ | {"GIT_CEILING_DIRECTORIES": os.fspath(paths.ROOT.parent)}  # no repository around the project
     quiet: dict[str, Any] = {"text": True, "stderr": subprocess.DEVNULL, "env": within}
     try:
         commit, changed = (subprocess.check_output([*git, *one], **quiet) for one in asked)

@@ -1,4 +1,4 @@
-"""A stream of requests of random shapes, timed as the program that serves them waits for each.
+"""Time a stream of requests of random shapes, as a program that waits for each request sees it.
 
 Every implementation of the study answers each request, in random order, one call after the other. Unlike in a round,
 no call is repeated to warm the cache for the one that is timed.
@@ -32,8 +32,8 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
     """The calls of one replicate's stream, a row each.
 
     By the host's clock, ``latency_us`` is from before the call until its output is complete. ``host_us`` is until the
-    call returns, which on a GPU is earlier. No request has a shape at which an implementation was not measured in this
-    replicate.
+    call returns, which on a GPU is earlier. Requests have only shapes at which all implementations were measured in
+    this replicate.
 
     Raises:
         UserError: the device's memory doesn't hold the inputs of all shapes at once.
@@ -47,7 +47,7 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
     rows = []
     for position, shape in enumerate(order.choices(list(answering), k=study.stream) if answering else ()):
         windows, answers = answering[shape]
-        windows.draw(order.randrange(2**31))  # no request comes twice
+        windows.draw(order.randrange(2**31))  # each request has new values
         order.shuffle(answers)
         for name, case in answers:
             with watch.step(name, STREAM_PLACE, study.time_limit_s):
@@ -70,7 +70,7 @@ def _answered(case: Case, device: torch.device) -> dict[str, float]:
 
 
 def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: int) -> Requests:
-    """Every shape at which all implementations were measured, with each of them bound to inputs and warmed up."""
+    """By shape at which all implementations were measured: its inputs, and each implementation bound and warmed up."""
     answering: Requests = {}
     if any(watch.failure(name, STREAM_PLACE) for name in study.implementations):
         return answering

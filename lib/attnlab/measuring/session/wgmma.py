@@ -1,4 +1,4 @@
-"""The rate of the tensor cores by themselves: wgmma on random operands that stay in shared memory."""
+"""Measure the rate of the tensor cores alone: wgmma on random operands that stay in shared memory."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from attnlab.study.implementations import E4M3
 DTYPES = ("float16", "bfloat16", E4M3)
 CAPABILITY = "9.0"
 """The only compute capability that has wgmma."""
-# Rows of A in the product of one block, rows of B, which are columns of the product, and bytes of each row.
+# For the product A·Bᵀ of one block: rows of A, rows of B, and bytes of each row.
 ROWS, COLUMNS, ROW_BYTES = 128, 256, 512
 STEP_BYTES = 32
 """The bytes of each row that one instruction multiplies."""
@@ -20,7 +20,7 @@ THREADS = 256
 
 
 class Wgmma:
-    """A product of 2 random matrices in each multiprocessor, over and over.
+    """Multiply 2 random matrices in each multiprocessor, repeatedly.
 
     Attributes:
         a, b: standard normal, ``(128, depth)`` and ``(256, depth)``, of 512 bytes a row.
@@ -43,24 +43,24 @@ class Wgmma:
         launch(self._kernel, self.blocks, THREADS, self.a, self.b, self.out, rounds, shared_bytes=self._shared_bytes)
 
     def flops(self, rounds: int) -> int:
-        """The operations of a call, with a multiply-add counted as 2."""
+        """The FLOPs of a call, with a multiply-add counted as 2."""
         return 2 * ROWS * COLUMNS * self._depth * self.blocks * rounds
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors a GPU has."""
+    """The number of multiprocessors of a GPU."""
     return int(devices.describe(device)["multiprocessors"])
 
 
 def compiled(source: Path, *options: str) -> Any:
-    """CuPy's module of a file."""
+    """Compile a source file to a CuPy module."""
     import cupy
 
     return cupy.RawModule(code=source.read_text(), options=("-std=c++17", *options))
 
 
 def launch(kernel: Any, blocks: int, threads: int, *arguments: torch.Tensor | int, shared_bytes: int = 0) -> None:
-    """Launch a kernel that takes tensors' memory and 32-bit numbers, on torch's current stream."""
+    """Launch a kernel with addresses of tensors and 32-bit integers as arguments, on torch's current stream."""
     import cupy
 
     typed = tuple(np.int32(x) if isinstance(x, int) else np.uint64(x.data_ptr()) for x in arguments)

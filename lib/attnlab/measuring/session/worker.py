@@ -32,7 +32,7 @@ ONCE = ("panel", "loads", "counters")
 
 
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
-    """The manifest's fields of the machine, and the seconds that the whole study will take on one."""
+    """The manifest's fields about the machine, and the estimated seconds of the whole study on one device."""
     device = devices.resolve(wanted)
     environment.lock()
     missing = [str(timing) for timing in study.timings if not cuda_events.available(device, timing)]
@@ -73,7 +73,7 @@ def take(job: Job) -> dict[str, str]:
 
     Raises:
         UserError: the environment can't be locked.
-        Outdated: it isn't the one that the run began in, or the measured code has changed since.
+        Outdated: the environment isn't that in which the run began, or the measured code has changed since.
     """
     captured.use(job.study)
     if job.part == "counters":
@@ -115,7 +115,7 @@ def measure(job: Job) -> None:
 
 
 def require_unchanged(study: Study, manifest: Manifest) -> None:
-    """Raise Outdated unless a study's code (kernels, users' functions) is as its run began with."""
+    """Raise Outdated if a study's code (kernels, users' functions) has changed since its run began."""
     before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
     changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:

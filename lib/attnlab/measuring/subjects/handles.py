@@ -1,7 +1,7 @@
-"""Attention that a cell calls and measures by name: SDPA's backends, peers, the ladder's kernels, and your own.
+"""Attention that a notebook calls and measures by name: SDPA's backends, peers, the ladder's kernels, and your own.
 
-Each is callable as ``(q, k, v, causal=False, scale=None) -> o``, can be pickled, and is looked up or compiled where it
-is called.
+Each is callable as ``(q, k, v, causal=False, scale=None) -> o`` and can be pickled. The process that calls it looks it
+up or compiles it.
 """
 
 import math
@@ -28,7 +28,7 @@ from attnlab.study.ladder import ELEMENTS, Rung, Tile
 from attnlab.study.shapes import Shape
 
 ARCHITECTURE = "sm_90a"
-"""The architecture that a source is compiled for where there is no GPU."""
+"""The target architecture of a source if there is no GPU."""
 Grid = Callable[[Shape], int | tuple[int, ...]]
 
 
@@ -44,16 +44,16 @@ class NamedAttention:
             return found.call(q, k, v, causal, scale=scale)
 
     def implementation(self) -> Implementation:
-        """As the registry has it."""
+        """The implementation in the registry."""
         return registry.find(self.name)
 
 
 @dataclass(frozen=True)
 class LadderKernel:
-    """A kernel of the ladder, maybe with another tile or another text than its file's.
+    """A kernel of the ladder, possibly with a changed tile or source.
 
     Attributes:
-        name: ``kernel.<rung>`` as long as nothing was changed, else empty.
+        name: ``kernel.<rung>`` if nothing was changed, else empty.
     """
 
     rung: Rung
@@ -65,15 +65,15 @@ class LadderKernel:
 
     @property
     def source(self) -> str:
-        """The text of its file, as it is compiled."""
+        """The source, as it is compiled."""
         return ladder.texts(self.rung)[self.rung.source]
 
     def edited(self, old: str, new: str) -> "LadderKernel":
-        """The same with `new` in place of `old`, everywhere in its source; UserError if that holds no `old`."""
+        """A copy whose source has `new` in place of each `old`; UserError if the source doesn't contain `old`."""
         return LadderKernel(self.rung.model_copy(update={"text": _edited(self.source, old, new)}))
 
     def resources(self, shape: Shape) -> pd.DataFrame:
-        """The compiler's report on the instance at a shape, a row for each architecture: `Instance.needs`.
+        """The compiler's report on the instance for a shape, a row for each architecture: `Instance.needs`.
 
         Raises:
             UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
@@ -95,20 +95,20 @@ class LadderKernel:
         return pd.DataFrame(rows)
 
     def implementation(self) -> Implementation:
-        """As it is measured."""
+        """The implementation that a study measures."""
         return rungs.named(self.rung.implementation, rungs.of(self.rung))
 
 
 @dataclass(frozen=True)
 class SourceKernel:
-    """A kernel from a source alone, with the parameters ``(q, k, v, o, heads, seq_len, scale)``.
+    """A kernel from your own source, with the parameters ``(q, k, v, o, heads, seq_len, scale)``.
 
-    The first 4 are addresses of contiguous tensors. The others are an ``int``, the heads over all batches, another
-    ``int``, and a ``float``. It isn't called where K and V have another number of keys or of heads than Q.
+    The first 4 are addresses of contiguous tensors. ``heads`` (batch · heads) and ``seq_len`` are of type ``int``,
+    ``scale`` is a ``float``. A call raises Unsupported unless K and V have the shape of Q.
 
     Attributes:
-        function: its name; a template's with ``{element}``, ``{head_dim}`` and ``{causal}`` in its arguments.
-        grid: CTAs for a `Shape`: a number, or up to 3.
+        function: its name; for a template with arguments, which may be ``{element}``, ``{head_dim}``, ``{causal}``.
+        grid: maps a `Shape` to the number of CTAs, or to a tuple of up to 3 numbers.
     """
 
     name: str
@@ -135,7 +135,7 @@ class SourceKernel:
         return output
 
     def edited(self, old: str, new: str) -> "SourceKernel":
-        """The same with `new` in place of `old`, everywhere in its source; UserError if that holds no `old`."""
+        """A copy whose source has `new` in place of each `old`; UserError if the source doesn't contain `old`."""
         return replace(self, source=_edited(self.source, old, new))
 
     def resources(self, shape: Shape) -> pd.DataFrame:
@@ -152,7 +152,7 @@ class SourceKernel:
         return pd.DataFrame([{"function": expression, "architecture": _architecture()} | needs])
 
     def implementation(self) -> Implementation:
-        """As it is measured."""
+        """The implementation that a study measures."""
         return Implementation(self.name, self, differentiable=False)
 
     def _grid(self, shape: Shape) -> tuple[int, ...]:
@@ -165,12 +165,12 @@ class SourceKernel:
 
 
 def sdpa(backend: str = "auto") -> NamedAttention:
-    """PyTorch's SDPA by one of its backends: auto, flash, cudnn, efficient or math; UserError if by none of these."""
+    """PyTorch's SDPA with a backend: auto, flash, cudnn, efficient or math; UserError for other names."""
     return NamedAttention(implementations.require(f"sdpa.{backend}", implementations.SDPA))
 
 
 def peer(name: str) -> NamedAttention:
-    """Another package's attention: flex, flash4, cudnn, flashinfer or xformers; UserError if it is none of these."""
+    """Another package's attention: flex, flash4, cudnn, flashinfer or xformers; UserError for other names."""
     return NamedAttention(implementations.require(f"peer.{name}", implementations.PEERS))
 
 
@@ -188,15 +188,15 @@ def kernel(
     """A kernel of the ladder by its name, or your own from a source.
 
     Args:
-        source: CUDA C++, or the path of a .cu file. It needs `function`, `grid` and `threads` of a CTA, and may have
-            `shared_bytes` of dynamic shared memory, as in `SourceKernel`.
-        template: template arguments of a ladder kernel, in place of those of its first tile, or of the first one for
+        source: CUDA C++, or the path of a .cu file. It needs `function`, `grid` and `threads` per CTA, and may have
+            `shared_bytes` of dynamic shared memory per CTA, as in `SourceKernel`.
+        template: template arguments of a ladder kernel. They replace those of its first tile, or of the first tile for
             the `head_dim` in `sizes`.
-        sizes: of that tile, where they change with the template: `rows`, `keys`, `threads` and `shared_bytes`.
+        sizes: sizes of that tile that change with the template: `rows`, `keys`, `threads` and `shared_bytes`.
 
     Raises:
-        UserError: the ladder has no such kernel, or that kernel no such template argument. Also for a file that is not
-            there, and a source without all that it needs.
+        UserError: the ladder has no such kernel, or that kernel no such template argument. Or the file can't be read,
+            or a source comes without `function`, `grid` or `threads`.
     """
     if source is not None:
         if not (function and grid and threads > 0):
@@ -220,7 +220,7 @@ def kernel(
 
 
 def _with_tile(rung: Rung, template: Mapping[str, int], sizes: Mapping[str, int]) -> Rung:
-    """A kernel with one tile, at all lengths, which has these template arguments and sizes."""
+    """A copy of a kernel with 1 tile, for all lengths, with these template arguments and sizes."""
     tile = next((tile for tile in rung.tiles if tile.head_dim == sizes.get("head_dim", tile.head_dim)), rung.tiles[0])
     for wrong in set(template) - set(tile.template):
         near = suggestion(wrong, tile.template)
@@ -250,7 +250,7 @@ def _architecture() -> str:
 
 @lru_cache(64)
 def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> tuple[Any, Callable[[int], Any]]:
-    """A function of a source on the current device, number `device`, and the maker of CuPy's streams from torch's."""
+    """A source's kernel for the current device, whose number is `device`; and CuPy's stream for torch's by address."""
     shown = lambda log: f"the source does not compile: {'; '.join(nvrtc.errors(log)[: nvrtc.SHOWN])}"  # noqa: E731
     (function,) = rungs.functions(source, [expression], _architecture(), shown)
     from cupy.cuda import ExternalStream, Stream

@@ -19,19 +19,19 @@ from attnlab.study.shapes import Shape
 
 T = TypeVar("T")
 Attention = Callable[..., Tensor]
-"""``(q, k, v, causal) -> o``. Those of the registry take the keyword `scale`, the factor of the scores, as well."""
+"""``(q, k, v, causal) -> o``. Functions of the registry also take the keyword `scale`, the factor of the scores."""
 Ragged = Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor]
 Tensors = tuple[Tensor, ...]
-# The logger with which torch says why a backend doesn't take nested tensors.
+# In this logger, torch says why a backend doesn't take nested tensors.
 NESTED = "torch.nested._internal.sdpa"
-# Torch's notice of nested tensors to every user, once per process, does not belong in a log.
+# Suppress torch's notice about nested tensors, which appears once per process.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 PROTOTYPE = "The PyTorch API of nested tensors is in prototype stage"
 warnings.filterwarnings("ignore", message=PROTOTYPE)
 LONGEST_REASON = 300
-"""The most characters of a message of a user's function."""
+"""The most characters of an error message of a user's function."""
 NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
-"""A warning with these words says nothing of why a backend refuses."""
+"""Warnings with these words don't say why a backend doesn't take the tensors."""
 
 
 class Unsupported(Exception):
@@ -43,14 +43,14 @@ class OutOfMemory(Exception):
 
 
 class Broken(Exception):
-    """An implementation can't be called at all: its kernel doesn't compile, or can't be launched as its entry says."""
+    """An implementation can't be called at all: its kernel doesn't compile, or can't launch as its entry states."""
 
 
 class Numbers:
-    """The numbers that a call multiplies, by which the gate judges its output: here, its inputs as they are.
+    """The numbers that a call multiplies, with whose attention the gate compares its output: here, its inputs.
 
     Attributes:
-        as_drawn: whether they are the inputs as they were drawn.
+        as_drawn: whether they equal the inputs as they were drawn.
     """
 
     as_drawn = True
@@ -59,53 +59,53 @@ class Numbers:
         self._given = given
 
     def now(self) -> Tensors:
-        """Q, K and V, in training also the gradient of O, as they are now."""
+        """The current Q, K and V; in training also the gradient of O."""
         return self._given
 
     def composed(
         self, attention: Attention, compared: Tensors, causal: bool, scale: float | None, heads: Tensor | None
     ) -> Tensors:
-        """The outputs of torch operations, whose errors are the framework's own: `attention` is composed of these.
+        """The outputs of `attention`, which is composed of torch operations, so that errors are the framework's own.
 
         Args:
-            compared: the numbers, or those of the `heads` that are compared, numbered over all batches.
+            compared: the numbers, or those of the compared `heads`; these are numbered over all batches.
         """
         return computed(attention, compared, causal, scale)
 
     def widened(self, output: Tensor) -> Tensor:
-        """An output as it is compared."""
+        """An output in the form in which it is compared."""
         return output
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Which numbers an implementation multiplies: here, its inputs as they are. FP8 has others (`fp8.subjects`)."""
+    """The numbers that an implementation multiplies: here, its inputs. FP8 has other numbers (`fp8.subjects`)."""
 
     def of(self, windows: Any, window: int = 0) -> Numbers:
-        """The numbers of a window of `inputs.Windows`; raises Unsupported where there are none."""
+        """The numbers of a window of `inputs.Windows`; raises Unsupported if there are none."""
         return Numbers(windows[window])
 
     def reference(self, plain: "Implementation") -> "Implementation":
-        """An implementation that multiplies these, from one that multiplies its inputs as they are."""
+        """Turn `plain`, which multiplies its inputs, into an implementation that multiplies these numbers."""
         return plain
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """Something that computes attention.
+    """A function that computes attention, and its properties.
 
     Attributes:
         call: q and o are ``(batch, heads, seq_len, head_dim)``, k and v are ``(batch, kv_heads, kv_len, head_dim)``. A
             causal mask is aligned to the end.
         selected: a context in which `call` runs this implementation. It is entered outside the timed window, since a
-            program that has chosen its backend doesn't choose it again at each call.
+            program chooses its backend once, not at each call.
         resources: takes the arguments of `call` and returns columns of the table ``resources``; None unless it is a
             kernel of the ladder.
         ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that are packed end to end. Tensors are ``(1,
-            heads, tokens, head_dim)``, in memory one token after the other. None if there is no such call.
+            heads, tokens, head_dim)``, stored tokens first. None if there is no such call.
         differentiable: whether autograd can differentiate `call`.
-        repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
-        operands: which numbers it multiplies. Its outputs are compared with attention of these.
+        repeats: whether a forward pass has to give the same bits every time on the same inputs.
+        operands: the numbers that it multiplies. Its outputs are compared with attention of these numbers.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Implementation:
     def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
         """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.Windows` holds them.
 
-        It returns O, in training O, dQ, dK and dV, of the backward pass alone the last 3. If this implementation
+        It returns O; in training O, dQ, dK and dV; for the backward pass alone dQ, dK and dV. If this implementation
         doesn't serve the shape, the call raises Unsupported.
         """
         call = partial(self.call, scale=shape.scale) if shape.scale else self.call
@@ -136,7 +136,7 @@ class Implementation:
         return partial(call, *given, shape.causal)
 
     def on(self, windows: Any, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
-        """The call on a window of `inputs.Windows`, and a function that makes it see their values as they are now.
+        """A function that returns the call on a window of `inputs.Windows`, and one that updates calls to new values.
 
         Raises:
             Unsupported: it can't be called on such windows.
@@ -159,14 +159,14 @@ def _refused(reason: str, *_: Any) -> Tensor:
 
 
 def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensors:
-    """O, dQ, dK and dV from Q, K, V and dO: the forward pass, and the backward pass from the gradient of O."""
+    """O, dQ, dK and dV from Q, K, V and dO, by a forward and a backward pass."""
     *inputs, gradient = given
     output, leaves = _forward(attention, inputs, causal)
     return output.detach(), *torch.autograd.grad(output, leaves, gradient)
 
 
 def _forward(attention: Attention, inputs: Sequence[Tensor], causal: bool) -> tuple[Tensor, list[Tensor]]:
-    """O, which autograd can differentiate by the leaves."""
+    """O, and copies of the inputs with respect to which autograd can differentiate it."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     output = attention(*leaves, causal)
     if not output.requires_grad:
@@ -175,10 +175,10 @@ def _forward(attention: Attention, inputs: Sequence[Tensor], causal: bool) -> tu
 
 
 class BackwardPass:
-    """dQ, dK and dV of a forward pass that was made before: that of the first call, until it is made again.
+    """dQ, dK and dV from an earlier forward pass: the first call makes it, and `refresh` repeats it.
 
-    Autograd keeps tensors of the forward pass. They stay where they are when `refresh` makes them again, so that a
-    graph of the call sees those of the values that are in place.
+    Autograd saves tensors of the forward pass. `refresh` keeps their addresses, so that a captured graph of the call
+    reads the tensors of the current values.
     """
 
     def __init__(self, attention: Attention, selected: Callable[[], Any], given: Tensors, causal: bool) -> None:
@@ -194,7 +194,7 @@ class BackwardPass:
         return torch.autograd.grad(output, leaves, self._gradient, retain_graph=True)
 
     def refresh(self) -> None:
-        """Make the forward pass again, of the values that are in place now."""
+        """Repeat the forward pass with the current values."""
         if self._made is not None:
             self._again()
 
@@ -216,9 +216,9 @@ class BackwardPass:
 
 @contextmanager
 def _of_forward_passes(device: torch.device) -> Iterator[None]:
-    """Inside, on a GPU, a stream of its own is current: autograd calls a backward pass on that of its forward pass.
+    """A context with a separate stream on a GPU: autograd runs a backward pass on the stream of its forward pass.
 
-    A graph that is captured on another one can wait for it, and couldn't for the default stream.
+    A graph that is captured on another stream can wait for this one, but not for the default stream.
     """
     if device.type != "cuda":
         yield
@@ -234,10 +234,10 @@ _stream = cache(torch.cuda.Stream)
 
 
 def computed(attention: Attention, given: Tensors, causal: bool, scale: float | None = None) -> Tensors:
-    """O of Q, K and V; of these and the gradient of O also dQ, dK and dV, by `oracle.gradients`.
+    """O from Q, K and V; with the gradient of O also dQ, dK and dV, by `oracle.gradients`.
 
-    These are of O as a forward pass keeps it, rounded. Autograd's would have the probabilities instead: where one key
-    has nearly all of the weight, errors of dS cancel there.
+    The gradients use O as a forward pass stores it, rounded. Autograd would use the probabilities instead, with which
+    errors of dS cancel if one key has nearly all of the weight.
     """
     if len(given) == 3:
         return (attention(*given, causal),)
@@ -248,19 +248,19 @@ def computed(attention: Attention, given: Tensors, causal: bool, scale: float | 
 def by_sequence(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]
 ) -> Tensor:
-    """Attention within each of several sequences that are packed end to end."""
+    """Attention within each of the sequences that are packed end to end."""
     apart = zip(*(tensor.split(sequences, dim=2) for tensor in (q, k, v)), strict=True)
     return torch.cat([attention(queries, keys, values, causal) for queries, keys, values in apart], dim=2)
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """The result of `work`, with the errors of an implementation sorted by their meanings.
+    """The result of `work`; an implementation's errors are raised as one of the following.
 
     Raises:
         Unsupported: the implementation or the framework refused; the message is its reason.
         OutOfMemory: an allocation failed.
         Broken: the implementation can't be called at all.
-        torch.AcceleratorError: a GPU failed; nothing that it returns from then on can be trusted.
+        torch.AcceleratorError: a GPU failed; its later results can't be trusted.
     """
     with _all_warnings() as caught:
         try:
@@ -279,20 +279,20 @@ def attempt(work: Callable[[], T]) -> T:
 
 
 def fatal(error: BaseException) -> bool:
-    """Whether nothing can go on in this process: its state can't be put back, or its GPU failed.
+    """Whether this process can't continue: its state can't be restored, or its GPU failed.
 
-    Without a driver, a call that asks for a GPU raises the same error, and harms nothing.
+    Without a driver, a call that needs a GPU raises the same error, which is harmless.
     """
     return isinstance(error, Spoiled) or (isinstance(error, torch.AcceleratorError) and torch.cuda.is_initialized())
 
 
 def raised(error: BaseException) -> str:
-    """An exception in one line that isn't long."""
+    """An exception in one line of at most `LONGEST_REASON` characters."""
     return short(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
 def short(words: str) -> str:
-    """Words of others in one line that isn't long."""
+    """A text in one line of at most `LONGEST_REASON` characters."""
     return shorten(words, LONGEST_REASON, placeholder=" …")
 
 
@@ -303,8 +303,8 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
-    """Inside, torch's warnings are collected in the list instead of shown."""
-    # torch warns once per process, but the next shape that is refused needs its reason too. For nested tensors it logs.
+    """A context that collects torch's warnings in the list instead of showing them."""
+    # torch warns once per process, but each shape that is skipped needs its reason. About nested tensors torch logs.
     before, logger = torch.is_warn_always_enabled(), logging.getLogger(NESTED)
     torch.set_warn_always(True)
     logger.addFilter(_warned)

@@ -1,4 +1,4 @@
-"""Memory for outputs, in which the gate can see afterwards elements that were not written, and writes next to it."""
+"""Memory for outputs, in which the gate detects elements that were not written, and writes out of bounds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The contents of memory before an implementation runs, as 16-bit words: NaN in float16 and bfloat16, and, repeated, in
-# float32 and float64. There are 2 of them, so that elements that an implementation doesn't write, or reads before it
-# has written them, differ between 2 runs.
+# Memory is filled with one of these 16-bit words before an implementation runs: NaN in float16 and bfloat16, repeated
+# also in float32 and float64. Elements that an implementation doesn't write, or reads before it writes them, differ
+# between runs with either word.
 POISONS = (0x7FFA, 0x7FF5)
-# A guard spans 1 MiB, or two heads if those are longer: a kernel that overruns does so by a tile or by a head.
+# A guard spans 1 MiB, or 2 heads if those are larger: a kernel that overruns does so by a tile or by a head.
 GUARD_BYTES = 2**20
 GUARD_HEADS = 2
 ALIGNMENT = 1024
@@ -20,7 +20,7 @@ ALIGNMENT = 1024
 
 @dataclass
 class Guards:
-    """The outputs that were allocated under the gate, each between 2 guards, all of them poisoned."""
+    """The outputs that were allocated under the gate, each between 2 guards, all filled with `poison`."""
 
     poison: int
     _buffers: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Guards:
         return output
 
     def overruns(self) -> list[str]:
-        """The writes outside the outputs, a phrase for each."""
+        """Describe each write outside the outputs."""
         found = []
         for buffer, words, _ in self._buffers:
             before = int((buffer[:words] != self.poison).sum())
@@ -49,7 +49,7 @@ class Guards:
         return found
 
     def unwritten(self, output: Tensor, values: Tensor) -> int:
-        """How many of an output's elements still held the poison when `values` were copied from it, bytes in pairs.
+        """The number of elements that still held the poison when `values` were copied; bytes are compared in pairs.
 
         It is 0 if the output was not allocated here, since nothing is known about such memory.
         """
@@ -65,7 +65,7 @@ def each(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def disguised(output: Tensor, device: torch.device) -> str:
-    """The fault of a returned tensor whose elements may be computed only when they are looked at; "" if none."""
+    """Describe the fault of a returned tensor that may compute its elements lazily; "" for a plain tensor."""
     there = output.device.type == device.type and device.index in (None, output.device.index)
     plain = type(output) is Tensor and output.layout is torch.strided and not torch._is_functional_tensor(output)
     if there and plain:
@@ -77,16 +77,16 @@ _guards: Guards | None = None
 
 
 def like(q: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Memory for the output of a kernel, dense, in the order of `q` in memory, and of its dtype unless it has another.
+    """Allocate a kernel's output: dense, with the dimensions of `q` in its order in memory, by default of its dtype.
 
-    Our kernels all allocate with it.
+    All our kernels allocate with this function.
     """
     return torch.empty_like(q, dtype=dtype) if _guards is None else _guards.like(q, dtype or q.dtype)
 
 
 @contextmanager
 def guarded(poison: int) -> Iterator[Guards]:
-    """Inside, outputs are between guards, and torch fills all fresh memory with NaN."""
+    """A context in which outputs are between guards, and torch fills all new memory with NaN."""
     global _guards
     _guards = Guards(poison)
     deterministic: Any = torch.utils.deterministic

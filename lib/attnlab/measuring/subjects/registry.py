@@ -1,4 +1,4 @@
-"""Every implementation by its name, callable, and users' functions as implementations."""
+"""Find an implementation by its name, and make implementations of users' functions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +29,7 @@ from attnlab.study import callables, implementations
 from attnlab.study.ladder import PREFIX
 
 PUT_BACK: dict[str, list[str]] = {}
-"""The settings of torch that users' functions changed as they were imported, which was undone."""
+"""By user's function, the settings of torch that its import changed, and that were restored."""
 _KNOWN = REGISTRY | {subject.name: subject for subject in fp8.SUBJECTS}
 
 
@@ -37,13 +37,13 @@ def find(name: str) -> Implementation:
     """The implementation that a run calls `name`: one that a study names, or the control of its baseline.
 
     Raises:
-        UserError: it is a kernel that the ladder does not have, or a user's function that can't be called.
+        UserError: the name is that of a kernel that the ladder lacks, or of a user's function that can't be called.
     """
     if implementations.is_control(name):
         return replace(find(implementations.under_control(name)), name=name)
     if name.startswith(callables.PREFIX):
         return _own(name)
-    if name == implementations.DISPATCH:  # serving stands above this half, and is one of its subjects
+    if name == implementations.DISPATCH:  # imported late: serving imports this package
         return Implementation(name, import_module("attnlab.serving.attend").attend)
     if name in implementations.PEERS:
         module, _, variant = name.removeprefix("peer.").partition("_")
@@ -56,7 +56,7 @@ def _own(name: str) -> Implementation:
     """The user's function that a study calls ``python.<module>.<function>``.
 
     Raises:
-        UserError: it is not there, is no function, or doesn't take ``(q, k, v, causal, scale)``.
+        UserError: it doesn't exist, isn't a function, or doesn't take ``(q, k, v, causal, scale)``.
     """
     _, function = callables.parts(name)
     where = f"{name}: {paths.shown(callables.file(name))}"
@@ -74,10 +74,10 @@ def _own(name: str) -> Implementation:
 
 
 def of_function(name: str, call: Any, where: str) -> Implementation:
-    """A user's function, or an object of `handles`, as the implementation `name`.
+    """Make the implementation `name` of a user's function or an object of `handles`.
 
     Raises:
-        UserError: it is no function, or doesn't take ``(q, k, v, causal, scale)``; the message begins with `where`.
+        UserError: it isn't a function, or doesn't take ``(q, k, v, causal, scale)``; the message begins with `where`.
     """
     if made := getattr(call, "implementation", None):
         return replace(made(), name=name)
@@ -94,7 +94,7 @@ def of_function(name: str, call: Any, where: str) -> Implementation:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Inside, a user's function is called: its error is a reason, and ends nothing but its case.
+    """A context for calls of a user's function, whose errors become reasons and end only its case.
 
     Raises:
         Unsupported: it raised NotImplementedError or ValueError.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention  # its own, whatever `attnlab.attention` puts in its place
+from torch.nn.functional import scaled_dot_product_attention  # the original, even if `attnlab.attention` replaces it
 
 from attnlab.measuring.subjects.implementation import Implementation, Tensors, Unsupported, by_sequence
 from attnlab.measuring.subjects.oracle import float64, masked, of_each_head
@@ -25,17 +25,17 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = No
 
 
 def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
-    """The arguments of PyTorch's function besides Q, K and V, for tensors of these shapes."""
+    """The keyword arguments of PyTorch's function for tensors of these shapes."""
     if q.is_nested and q.layout is torch.strided and not causal:  # such tensors have no shape
         return {"scale": scale}
-    if q.shape == k.shape:  # looked at first, since a user's own call would look at nothing
+    if q.shape == k.shape:  # checked first, since a user's own call checks nothing
         return {"is_causal": causal, "scale": scale}
     grouped = q.ndim > 3 and bool(k.shape[-3] != q.shape[-3])  # while torch.compile traces, sizes are symbols
     # A batch of no sequences has nothing to mask.
     if not causal or bool(k.shape[-2] == q.shape[-2]) or bool(q.numel() == 0):
         return {"is_causal": causal, "scale": scale, "enable_gqa": grouped}
     queries, keys = q.shape[-2], k.shape[-2]
-    traced = is_compiling() or torch._C._len_torch_dispatch_stack()  # and SDPA's own mask can't be
+    traced = is_compiling() or torch._C._len_torch_dispatch_stack()  # SDPA's own mask can't be traced
     mask = ~masked(queries, keys, q.device) if traced else causal_lower_right(queries, keys)
     return {"attn_mask": mask, "scale": scale, "enable_gqa": grouped}
 
@@ -54,7 +54,7 @@ def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[
 
 
 def sdpa_varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
-    """`torch.nn.attention.varlen`; raises Unsupported where PyTorch hasn't it, or no NVIDIA GPU is."""
+    """`torch.nn.attention.varlen`; raises Unsupported if PyTorch lacks it or there is no NVIDIA GPU."""
     if not q.is_cuda or find_spec("torch.nn.attention.varlen") is None:
         raise Unsupported("torch.nn.attention.varlen is in newer PyTorch, for an NVIDIA GPU")
     from torch.nn.attention.varlen import varlen_attn
@@ -67,14 +67,14 @@ def sdpa_varlen(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[
 
 
 class PaddedCall:
-    """SDPA of sequences that are padded to the longest, untimed, under a mask of their keys; O is packed again."""
+    """SDPA of sequences padded to the longest, with a mask of their keys; O is packed again. Padding isn't timed."""
 
     def __init__(self, given: Tensors, causal: bool, sequences: tuple[int, ...]) -> None:
         self._given, self._longest, device = given, max(sequences), given[0].device
         ends, places = torch.tensor(sequences, device=device), torch.arange(max(sequences), device=device)
         self._rows = (places < ends[:, None]).flatten().nonzero().squeeze(1)
         self._mask = (places < ends[:, None])[:, None, None]
-        if causal:  # padding is behind
+        if causal:  # padding follows the tokens
             self._mask = self._mask & ~masked(self._longest, self._longest, device)
         self._padded = [
             tensor.new_zeros(len(sequences) * self._longest, *tensor.shape[1::2])
@@ -83,7 +83,7 @@ class PaddedCall:
         self._is_padded = False
 
     def refresh(self) -> None:
-        """Pad the values that are in place now."""
+        """Pad the current values."""
         for padded, packed in zip(self._padded, of_each_head(*self._given), strict=True):
             padded[self._rows] = packed[0].transpose(0, 1)
         self._is_padded = True
@@ -98,7 +98,7 @@ class PaddedCall:
 
 @dataclass(frozen=True)
 class Padded(Implementation):
-    """SDPA as a program calls it that pads its sequences: `PaddedCall`."""
+    """SDPA as in a program that pads its sequences: `PaddedCall`."""
 
     def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
         return PaddedCall(given, shape.causal, shape.sequences) if shape.ragged else super().bound(given, shape)

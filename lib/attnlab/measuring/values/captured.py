@@ -1,8 +1,8 @@
-"""Q, K and V that a model's attention was called with, from a file in safetensors' format.
+"""Q, K and V of calls of a model's attention, from a safetensors file.
 
 The file holds, for each layer, 3 tensors of 16 bits: ``<layer>.q`` ``(heads, tokens, head_dim)``, ``<layer>.k`` and
 ``<layer>.v`` ``(kv_heads, tokens, head_dim)``, as they are after rotary embeddings and before scaling. Query head i
-belongs to the KV head i · kv_heads / heads, rounded down. A file may be packed, with ``.xz`` after its name.
+belongs to the KV head i · kv_heads / heads, rounded down. A file may be compressed, with ``.xz`` after its name.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ from attnlab.study.values import CAPTURED, CAPTURED_FILE, split
 
 Layer = tuple[Tensor, Tensor, Tensor]
 FILE = "ATTNLAB_CAPTURED"
-"""The variable that tells this process, and those that it starts, which file its study names."""
+"""The environment variable with the path of the study's file, for this process and its children."""
 
 
 def use(study: Study) -> None:
-    """Take captured values, here and in processes that this one starts, from the file that a study names."""
+    """Use the captured values of the file that a study names, in this process and its children."""
     os.environ[FILE] = str(path(study.captured))
 
 
 def path(stated: str) -> Path:
-    """The file that a study states; a relative path is one in the folder of the runs, or in the project."""
+    """The file that a study states; a relative path is one in the working folder, or else in the project."""
     own = paths.working() / stated
     return own if own.is_file() else paths.ROOT / stated
 
@@ -41,7 +41,7 @@ def digests(study: Study) -> dict[str, str]:
     """The SHA-256 of the file by its name; empty for a study without captured values.
 
     Raises:
-        UserError: the file can't be read, or lacks a layer that the study states, or a layer is not one.
+        UserError: the file can't be read, lacks a layer that the study states, or has tensors of wrong shapes.
     """
     layers = {word for name, word in (split(shape.values) for shape in study.shapes) if name == CAPTURED}
     if not layers:
@@ -72,9 +72,9 @@ def digests(study: Study) -> dict[str, str]:
 
 
 def layer(name: str, shape: Shape, device: torch.device) -> Layer:
-    """Q, K and V of a layer: ``(heads, seq_len, head_dim)`` and twice ``(kv_heads, kv_len, head_dim)``.
+    """A layer's Q ``(heads, seq_len, head_dim)``, and K and V ``(kv_heads, kv_len, head_dim)``.
 
-    Keys are the first that were captured, and queries the last of those.
+    K and V are of the first `kv_len` captured tokens, Q is of the last `seq_len` of these.
 
     Raises:
         Unsupported: the file holds fewer tokens, or heads of another width.

@@ -1,7 +1,7 @@
 """The values of Q, K and V of each input distribution that `attnlab.study.values` declares.
 
-The numbers that a distribution adds to standard normal ones are in the first columns of Q and K. Products of these
-columns add its stated amount to every score, independent of the other columns.
+A distribution replaces the first columns of standard normal Q and K. The products of these columns add its stated
+amount to the scores, independent of the other columns.
 """
 
 import math
@@ -14,25 +14,25 @@ from attnlab.measuring.values import captured
 from attnlab.study.shapes import Shape
 from attnlab.study.values import CAPTURED, MIXED, TILE, placed, split
 
-# Deviation of the logarithm of a row's factor; exponents of a head's, the smallest and how far the largest is above it.
+# The standard deviation of the log of a row's factor. The least exponent of 2 in a head's factor, and their range.
 ROWS, HEADS = 0.5, (-2.0, 5.0)
 OUTLIERS, OUTLIER = 1e-3, 10.0
 MOST_CAPTURED = 4
 """The most heads of a captured layer that are drawn together."""
 STAIR = 4
-"""The number in K by which tiles differ. It and its multiples are exact in 16 bits: up to 512 tiles in bfloat16."""
+"""The difference in K between tiles. Its multiples are exact in 16 bits, in bfloat16 for up to 512 tiles."""
 SLOWEST = 10_000
-"""The lowest frequency of `positional` is 1 over this, in radians per key, or above."""
+"""The frequencies of `positional` are above 1 over this, in radians per key."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Q, K, V as they are in memory, standard normal, each ``(heads, rows, head_dim)``, with their heads and places.
+    """Standard normal Q, K and V in memory order, each ``(heads, rows, head_dim)``, with their heads and positions.
 
     Attributes:
         tensors: Q, K and V.
-        heads: by tensor of Q and K, the number of the head that an element of the first dimension belongs to.
-        places: by tensor of Q and K, the place of each row among the keys, ``(heads or 1, rows)``.
+        heads: for Q and K, the number of the head of each element of the first dimension.
+        places: for Q and K, the position of each row among the keys, ``(heads or 1, rows)``.
         generator: draws the numbers.
     """
 
@@ -42,7 +42,7 @@ class Memory:
     generator: torch.Generator
 
     def impose(self, columns: int, queries: Tensor | float, keys: Tensor | float) -> None:
-        """Put the numbers of a distribution into the first columns of Q and K."""
+        """Set the first `columns` columns of Q and K."""
         for tensor, said in zip(self.tensors, (queries, keys), strict=False):
             tensor[..., :columns] = said
 
@@ -55,11 +55,11 @@ def structured(values: str, head_dim: int) -> int:
 
 
 def step(shape: Shape, device: torch.device) -> int:
-    """The number of heads of K and V by which one window of the inputs may be further on than another.
+    """The offset between windows of the inputs, in heads of K and V; 0 if there is only 1 window.
 
-    Q and K of a captured head belong together, and it is there again after this many; likewise the distributions of a
-    mixture. By token, a head further on may be a token further on. Where places matter there is one window only, and
-    the step is 0.
+    Q and K of a captured head belong together, and the same head comes again after this number of heads. The same holds
+    for the distributions of a mixture. With tokens first, an offset by heads may also be one by tokens. If positions
+    matter there, the step is 0.
 
     Raises:
         Unsupported: the captured values don't fit this shape.
@@ -70,12 +70,12 @@ def step(shape: Shape, device: torch.device) -> int:
 
 
 def _together(shape: Shape, device: torch.device) -> int:
-    """How many heads of a captured layer are drawn together."""
+    """The number of heads of a captured layer that are drawn together."""
     return min(MOST_CAPTURED, captured.layer(split(shape.values)[1], shape, device)[1].shape[0])
 
 
 def make(values: str, shape: Shape, memory: Memory) -> None:
-    """Make the values of a distribution from standard normal numbers."""
+    """Turn standard normal numbers into the values of a distribution, in place."""
     name, word = split(values)
     (queries, keys, kept), device, places = memory.tensors, memory.tensors[0].device, memory.places[1].unsqueeze(-1)
     match name:
@@ -89,7 +89,7 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
             height = _height(shape, word)
             along = places / max(1, shape.kv_len - 1) - 0.5
             memory.impose(1, height, (height if name == "rising" else -height) * along)
-        case "stairs":  # even steps by the middle of the keys, where sums of float32 have the most digits
+        case "stairs":  # centred on the middle key, where float32 sums have the most digits
             tiles = places // TILE - shape.kv_len // TILE // 2
             memory.impose(1, _height(shape, word) ** 2 / STAIR, STAIR * tiles)
         case "positional":
@@ -127,7 +127,7 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
 
 
 def _mix(shape: Shape, memory: Memory) -> None:
-    """Heads of K and V, with the heads of Q that share them, take turns through the kinds of `MIXED`."""
+    """Give heads of K and V, with the heads of Q that share them, the distributions of `MIXED` in turn."""
     of_queries, of_keys = memory.heads
     kv_heads = (of_queries // (shape.heads // shape.kv_heads), of_keys, of_keys[: len(memory.tensors[2])])
     for turn, kind in enumerate(MIXED):
@@ -141,7 +141,7 @@ def _mix(shape: Shape, memory: Memory) -> None:
 
 
 def _make_captured(shape: Shape, memory: Memory, word: str) -> None:
-    """Heads of a captured layer, drawn at random, whose columns change their signs at random."""
+    """Copy heads of a captured layer, drawn at random, with random columns' signs flipped."""
     (queries, keys, kept), device = memory.tensors, memory.tensors[0].device
     q, k, v = captured.layer(word, shape, device)
     repeats, shared, grouped = _together(shape, device), shape.heads // shape.kv_heads, q.shape[0] // k.shape[0]
