@@ -81,7 +81,7 @@ class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Study(BaseModel, extra="forbid", frozen=True, strict=True):
-    """The work of a run, as a file in studies/ states it; docs/studies.md explains each field.
+    """The work of a run, as a file in studies/ states it; docs/method.md explains each field.
 
     ``values: all`` becomes the list of all distributions that are timed by default, which a run records. Shapes of
     `drawn` follow those of the sweeps, and belong to no sweep.
