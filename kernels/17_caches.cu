@@ -7,7 +7,8 @@
 //         replayed with other lengths. The same lengths give the same bits. A page has a multiple of 16 keys. A row of
 //         `block_table` has the page numbers of a sequence. Each lane looks up the page of 16 keys, one tile ahead. Without
 //         a table a sequence is one page.
-// Gained  NOTES.md has the expected gains.
+// Gained  over 32 caches of 129,000 keys together, lengths log-uniform, 32 heads on 8 at D = 128, in a trial: one query 134 us, 201 in
+//         rung 12; 16 queries 168 us, 171 in rung 12. Over evenly drawn lengths one query 258 for 292, but 16 queries 300 for 272.
 // Limits  each CTA reads all lengths, 32 at a time: with thousands of sequences that takes longer than 3 us. Other lengths in a
 //         batch split a sequence elsewhere, so that its bits may differ. Results are always merged through the workspace: one short
 //         cache takes about 2 us longer than in rung 12's clusters.
