@@ -24,7 +24,11 @@ WARM = {"clock": "device", "cache": "warm"}
 PLAIN = {"direction": "forward", "layout": "heads first", "lengths": "equal"}
 SHAPE = [axis for axis in frames.AXES if axis != "values"]
 OURS = {
-    "training": ("the forward and the backward pass (`training`)", DISPATCH, "direction == 'training'"),
+    "training": (
+        "the forward and the backward pass (`training`: ours is deterministic, `peer.flash4` isn't)",
+        DISPATCH,
+        "direction == 'training'",
+    ),
     "ragged": ("unlike lengths", "kernel.ragged", "lengths != 'equal'"),
     "decode": ("64 queries over caches", BEST, "seq_len == 64"),
 }
