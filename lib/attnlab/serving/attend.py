@@ -170,7 +170,7 @@ def _of_lengths(
 ) -> Tensor:
     """`attend` if each sequence has its own number of keys, or of queries."""
     given = {name: each for name, each in (("kv_lens", kv_lens), ("q_lens", q_lens)) if each is not None}
-    calls.require_tensors(q, k, v, **given)
+    calls.require_tensors(q, k, v, **given, **({} if block_table is None else {"block_table": block_table}))
     for name, each in given.items():
         fits = each.layout is torch.strided and not each.is_nested and each.shape == q.shape[:1]
         if (q.ndim, k.ndim) != (4, 4) or not fits or each.dtype not in ragged.WHOLE:
@@ -187,8 +187,7 @@ def _of_lengths(
 
 
 def _require_table(block_table: Tensor, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> None:
-    """Raise TypeError or ValueError unless k and v are paged caches that fit the table."""
-    calls.require_tensors(q, k, v, block_table=block_table)
+    """Raise ValueError unless k and v are paged caches that fit the table."""
     if kv_lens is None:
         raise ValueError("attend takes block_table with kv_lens")
     if block_table.dtype != torch.int32 or block_table.ndim != 2 or block_table.shape[0] != q.shape[0]:
@@ -211,17 +210,18 @@ def _of_lengths_forward(
     block_table: Tensor | None = None,
 ) -> Tensor:
     """`_of_lengths` if nothing is traced and no gradients are needed."""
+    dense = None  # K and V of each sequence, once they are copied from pages
     if is_plain(q, k, v):
         most = k.shape[2] * (1 if block_table is None else block_table.shape[1])
         lengths = (_counts(q_lens, q.shape[2]), _counts(kv_lens, most))
-        with suppress(Unsupported, UserError):
-            if q_lens is not None or q.shape[2] > ragged.MOST_FEW:
-                given = context.autocast(q, *ragged.gathered(k, v, block_table))
-                return ragged.padded(*given, causal, scale, *lengths)
-        with suppress(Unsupported, UserError):
-            if q_lens is None:
+        if q_lens is not None or q.shape[2] > ragged.MOST_FEW:
+            with suppress(Unsupported, UserError):
+                dense = ragged.gathered(k, v, block_table)
+                return ragged.padded(*context.autocast(q, *dense), causal, scale, *lengths)
+        if q_lens is None:
+            with suppress(Unsupported, UserError):
                 return ragged.split(*context.autocast(q, k, v), causal, scale, lengths[1], block_table)
-    return ragged.masked(q, *ragged.gathered(k, v, block_table), kv_lens, causal, scale, q_lens)
+    return ragged.masked(q, *(dense or ragged.gathered(k, v, block_table)), kv_lens, causal, scale, q_lens)
 
 
 def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
