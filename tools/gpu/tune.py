@@ -17,7 +17,10 @@ from attnlab.measuring.instruments import devices
 from attnlab.measuring.session import tune
 from attnlab.study import ladder, tuning
 
-PART = "from attnlab.measuring.session import tune; tune.SHAPES = tune.SHAPES[{}::{}]; tune.tune()"
+PART = """from attnlab.measuring.session import tune
+tune.SHAPES = tune.SHAPES[{}::{}]
+tune.compile_all = lambda *_: None  # `main` compiled all
+tune.tune()"""
 
 
 def main() -> None:

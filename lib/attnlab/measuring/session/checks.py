@@ -107,8 +107,8 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands =
     heads = few_heads(shape) if kind in EXTREMES else None
     sequences = shape.sequences if shape.ragged else ()
     numbers = operands.of(windows, window)
-    alone = shape.direction == "backward"
-    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers, alone)
+    backward = shape.direction == "backward"
+    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, numbers, backward)
 
 
 def few_heads(shape: Shape) -> list[int] | None:

@@ -113,13 +113,16 @@ class Finalists:
         splits = tuning.packed_rows(shape, self.multiprocessors) > 0
         return [rung for rung in self.rungs if rung.serves_queries(shape.seq_len) and (splits or not rung.splits_keys)]
 
+    def tiles(self, shape: Shape) -> list[tuple[Rung, Tile]]:
+        """Each candidate at a shape, with each of its tiles that serves the shape."""
+        axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
+        return [(rung, tile) for rung in self.able(shape) for tile in rung.tiles_for(*axes)]
+
     def fastest(self, shape: Shape) -> list[TileChoice]:
         """Time the candidates; returns the tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
-        axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
-        able = self.able(shape)
-        served = [(rung, tile, rungs.pinned(rung, tile)) for rung in able for tile in rung.tiles_for(*axes)]
+        served = [(rung, tile, rungs.pinned(rung, tile)) for rung, tile in self.tiles(shape)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
         right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
@@ -151,9 +154,8 @@ def compile_all(finalists: Finalists, shapes: list[Shape], dtypes: tuple[str, ..
     """Compile every candidate, with a process for each core; CuPy caches the results for other processes."""
     smallest: dict[tuple[str, str, int, bool], tuple[Rung, Tile, Shape]] = {}
     for shape in sorted(shapes, key=attrgetter("query_elements")):
-        for rung in finalists.able(shape):
-            for tile in rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows):
-                smallest.setdefault((rung.name, tile.name, shape.head_dim, shape.causal), (rung, tile, shape))
+        for rung, tile in finalists.tiles(shape):
+            smallest.setdefault((rung.name, tile.name, shape.head_dim, shape.causal), (rung, tile, shape))
     each = [(rung, tile, shape.resized(dtype=dtype)) for dtype in dtypes for rung, tile, shape in smallest.values()]
     if each:
         processes = min(len(each), len(os.sched_getaffinity(0)), MOST_COMPILERS)

@@ -144,7 +144,9 @@ class Implementation:
         bound: dict[int, Callable[[], Any]] = {}
 
         def call(window: int) -> Callable[[], Any]:
-            return bound.setdefault(window, self.bound(windows[window], shape))
+            if window not in bound:
+                bound[window] = self.bound(windows[window], shape)
+            return bound[window]
 
         def refresh() -> None:
             for each in bound.values():

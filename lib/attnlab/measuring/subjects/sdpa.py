@@ -76,10 +76,8 @@ class PaddedCall:
         self._mask = (places < ends[:, None])[:, None, None]
         if causal:  # padding follows the tokens
             self._mask = self._mask & ~masked(self._longest, self._longest, device)
-        self._padded = [
-            tensor.new_zeros(len(sequences) * self._longest, *tensor.shape[1::2])
-            for tensor in of_each_head(*self._given)
-        ]
+        q = given[0]
+        self._padded = [q.new_zeros(len(sequences) * self._longest, *q.shape[1::2]) for _ in given]
         self._is_padded = False
 
     def refresh(self) -> None:
