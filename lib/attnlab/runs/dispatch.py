@@ -197,10 +197,11 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
 
     def _holds(self, choice: Choice) -> bool:
         """Whether `kernel.best` still runs the instance that was measured at a shape, or its replacement."""
-        running = self._running(choice.shape)
-        instance, _, source = running.rpartition(" ")
-        earlier = self._replaced.get(running.partition(" ")[0], source)
-        return BEST not in choice.speedups or choice.instance in (running, f"{instance} {earlier}")
+        if BEST not in choice.speedups or choice.instance == (running := self._running(choice.shape)):
+            return True
+        instance, _, _ = running.rpartition(" ")
+        earlier = self._replaced.get(running.partition(" ")[0])
+        return earlier is not None and choice.instance == f"{instance} {earlier}"
 
     @cached_property
     def _running(self) -> Callable[[Shape], str]:
