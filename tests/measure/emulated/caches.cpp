@@ -64,7 +64,7 @@ template <int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTA
     emu::rng.seed(n[9]);
     emu::run((rows + ROWS - 1) / ROWS * kv_heads * parts, 32 * WARPS, 2 * D * (ROWS + 2 * STAGES * KEYS) + 1024, [&] { caches<T, D, CAUSAL, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>(tq, tk, tv, to, partials, lengths.data(), pages_at, p); });
     const int warps = D > 128 ? 2 : 1;
-    if (slots) emu::run(batch * kv_heads * ((rows * warps + 3) / 4), 128, 16, [&] { merge_caches<T, D>(to, partials, lengths.data(), p); });
+    if (slots) emu::run(batch * kv_heads * ((rows * warps + 4 * MERGED_ROWS - 1) / (4 * MERGED_ROWS)), 128, 16, [&] { merge_caches<T, D>(to, partials, lengths.data(), p); });
     for (int x = 0; x < 4; ++x) if (!std::isnan((&workspace.back().x)[x])) printf("written behind the workspace\n"), exit(3);
     const auto f = [](uint16_t x) { return (double)to_float(T{x}); };
     double error = 0, norm = 0; unsigned hash = 0; int blind = 0;

@@ -17,6 +17,7 @@ from attnlab.measuring.kernels import maps
 from attnlab.measuring.kernels.launch import (
     MERGE_COLUMNS,
     MERGE_WARPS,
+    MERGED_ROWS,
     Launch,
     MappedPointers,
     Maps,
@@ -355,6 +356,7 @@ def _split(
     # Each row has a partial result and its log-sum-exp for each cluster or part.
     results = heads * queries * packing.partial_results(batch)
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
+    of_warp = MERGED_ROWS if rung.by_lengths else 1
     parameters: Callable[[], Pointers] = partial(Pointers, [packing], 7 if rung.by_lengths else 6)
     if rung.paired:
         parameters = partial(MappedPointers, [packing], 6, _encoded(rung, tile, q, k, v, compiled.dtype))
@@ -368,7 +370,7 @@ def _split(
         partial(_failure, rung, tile, compiled.expression),
         PAIR if rung.paired else packing.cluster,
         compiled.other.kernel.ptr,
-        all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / MERGE_WARPS),
+        all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / (MERGE_WARPS * of_warp)),
         results * (head_dim + PARTIAL_EXTRA),
         batch,
         pages if rung.by_lengths else None,
