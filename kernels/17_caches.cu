@@ -203,6 +203,7 @@ __global__ void __launch_bounds__(128) merge_caches(T* o, const float* workspace
     const int share = blockIdx.x % ctas * warps + threadIdx.x / 32, step = ctas * warps / R::WARPS;  // of rows
     const int column = share % R::WARPS * 128 + threadIdx.x % 32 * R::COLUMNS;
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
+    __threadfence();  // `caches` saw the lengths before this kernel began; the L1 may still have others
     const Part parts = problem.parts(kv_lens, head);
     const int keys = problem.keys_of(kv_lens, batch);
     int row = share / R::WARPS, query = row / problem.group, of_group = row % problem.group;
