@@ -462,6 +462,9 @@ __device__ __forceinline__ void store_kept(float* to, const float (&x)[4]) {
                  ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "l"(policy) : "memory");
 }
 """
+LOG = "if (column == 0) to[Partial<D>::LOG] = log;"
+LOGS = "if (const float logs[] = {log, log, log, log}; column < 8) store(to + Partial<D>::LOG + column, logs);"
+WHOLE = [(LOG, LOGS), ("SIZE = D + 4", "SIZE = D + 8")]
 MERGE = "    using R = MergedRow<D>;\n    const int rows"
 BEFORE = [(MERGE, f"    return merge_parts<T, D>(o, workspace, kv_lens, problem);\n{MERGE}")]
 SLOT = "return static_cast<long long>(first_slot) * kv_heads + head % kv_heads * clusters + part;"
@@ -474,13 +477,19 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
     "merge as before": BEFORE,
     "evict": EVICT,
     "evict, keep": EVICT + KEEP,
+    "whole": WHOLE,
+    "evict, whole": EVICT + WHOLE,
     "direct": [("partials = problem.clusters > 1 ?", "partials = problem.clusters > 1 << 20 ?")],
     "one slot": [(SLOT, "return head;")],
     "dense": [("        if (key % 16 == 0) {", "        if (key == 0) {")],
     "no merge": [(WAITED + "parts.clusters == 1", WAITED + "parts.clusters > 0")],
 }
 """Replaced text of 17_caches.cu with 12_few.cu. `evict`: K and V leave the L2 first; `keep`: results leave it last.
-`dense`: one page. Outputs are wrong with `direct` (no workspace), `one slot` (8 MB of workspace) and `no merge`."""
+`whole`: each row of the workspace is 17 whole sectors. `dense`: one page. Outputs are wrong with `direct` (no
+workspace), `one slot` (8 MB of workspace) and `no merge`."""
+
+RIGHT = ("today", "evict", "evict, keep", "whole", "evict, whole", "dense")
+"""Variants with the same bits."""
 
 
 def varied(variant: str, tile: Any) -> rungs.Kernel:
@@ -507,7 +516,7 @@ def launched(
     if not early:
         sizes = ((its.ctas, its.threads, its.shared_bytes), (merge_ctas, launch.MERGE_THREADS))
         configs = [launch.config(*each) for each in sizes]
-    output, workspace = torch.empty_like(q), torch.zeros(its.workspace_floats, device=GPU)
+    output, workspace = torch.empty_like(q), torch.zeros(its.workspace_floats * 34 // 32, device=GPU)
     ends = (output.data_ptr(), workspace.data_ptr(), lens.data_ptr())
     parameters.point((q.data_ptr(), k.data_ptr(), v.data_ptr(), *ends, 0))
     merging.point(ends)
@@ -549,7 +558,7 @@ def caches_parts() -> None:
         for law, lengths in cache_lengths().items():
             lens, q = torch.tensor(lengths, dtype=torch.int32, device=GPU), draw(32, 32, queries, 128)
             calls: dict[str, Callable[[], Any]] = {}
-            for variant in ("merge as before", "today", "evict", "evict, keep", "dense"):
+            for variant in ("merge as before", *RIGHT):
                 calls[variant] = launched(kernel(variant, tile), q, k, v, lens)
             for name in ("today", "evict"):
                 for parts in (1, 2, 4):
@@ -557,7 +566,7 @@ def caches_parts() -> None:
                     with patch.object(problem, "PARTS_HELD", parts):
                         calls[f"{name}, {parts} parts"] = launched(other, q, k, v, lens)
             right = calls["today"]().clone()
-            exactly = [torch.equal(right, calls[name]()) for name in ("today", "evict", "evict, keep", "dense")]
+            exactly = [torch.equal(right, calls[name]()) for name in RIGHT]
             error = 0.0
             for i in (0, 1, 5, 31):
                 n = min(lengths[i], HELD)
