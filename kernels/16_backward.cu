@@ -42,6 +42,17 @@ constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 constexpr int CONSUMER_REGISTERS = 240;
 // Whether a step issues dK before S of the next step and dQ.
 template <int D> constexpr bool DK_FIRST = D == 64;
+// Trials at D = 128. The order of a step: 0 is today's. 1 is flash-attn-4's: S and dP, dV once dS is computed, dQ, dK. 2 issues
+// dV before dS. 3 is 1 with S of the next step queued behind dK.
+constexpr int ORDER = 0;
+// Whether consumers add dQ to the floats in global memory from their registers.
+constexpr bool DIRECT = false;
+// Whether one warpgroup computes dQ of a step (order 1), turn about.
+constexpr bool ALONE = false;
+// Whether dQ leaves through shared memory in the order of the accumulators.
+constexpr bool STRAIGHT = false;
+template <int D> constexpr bool FROM_REGISTERS = D == 128 && DIRECT;
+template <int D> constexpr bool AS_HELD = D == 128 && (DIRECT || STRAIGHT);
 
 template <int D, int M, int STAGES> struct SharedStorage {
     static_assert(D * M == 8192);  // dQ of a warpgroup has 64 rows and 64 columns
@@ -151,6 +162,34 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
     }
 }
 
+// A thread announces the turns of every other step to the consumers, which add from registers, and passes them on.
+template <int D, int M, int STAGES>
+__device__ __forceinline__ void announce(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int odd) {
+    const unsigned added = shared_address(smem.sums_full[odd]), ready = shared_address(smem.sums_empty) + 8 * odd;
+    int* const place = reinterpret_cast<int*>(smem.sums[0]) + odd;
+    unsigned parity = 0;
+    int skip = odd;
+    for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
+        const Part* const parts = problem.parts + 2 * task;
+        const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
+        const int steps = parts[0].steps + parts[1].steps, order = parts->order;
+        int step = skip;
+#pragma unroll 1
+        for (; step < steps; step += 2) {
+            const Step now = problem.order[order + step];
+            const int tile = (first_head + (now.place >> 16)) * problem.tiles + (now.place & 0xFFFF);
+            wait_for_turn_of_threads(problem.turns + tile, now.turn);
+            *place = now.turn ? tile : ~tile;
+            arrive(ready);
+            for (int w = 0; w < CONSUMERS; ++w) wait(added + 8 * w, parity);
+            // What the consumers added before they arrived is released with this thread's store.
+            pass_turn_to_threads(problem.turns + tile, now.turn + 1);
+            parity ^= 1;
+        }
+        skip = step - steps;
+    }
+}
+
 // dQ = scale * sums, rounded, of `count` times 8 columns of a tile, from number `unit` on; a thread has every `apart`-th.
 template <typename T, int D, int M, int UNROLL>
 __device__ __forceinline__ void finish_part(const Gradients& problem, int all_tile, int unit, int count, int apart) {
@@ -160,6 +199,19 @@ __device__ __forceinline__ void finish_part(const Gradients& problem, int all_ti
                   all_head % problem.heads * problem.dq_at.head;
 #pragma unroll UNROLL
     for (int end = unit + count; unit < end; unit += apart) {
+        if constexpr (AS_HELD<D>) {  // in the order of the accumulators
+            const int half = unit % 2, of_eight = unit / 2 % 8, chunk = unit / 16 % 8, warp = unit / 128;
+            const int row = tile * M + 16 * (warp % 4) + 8 * half + of_eight;
+            if (row >= problem.queries) continue;
+            const float* const from = sums + (1024 * warp + 128 * chunk + 16 * of_eight + 2 * half);
+            const float2 a = load_two_sums(from), b = load_two_sums(from + 4), c = load_two_sums(from + 8),
+                         d = load_two_sums(from + 12);
+            const float scale = problem.scale;
+            const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(b.x * scale, b.y * scale),
+                                pack<T>(c.x * scale, c.y * scale), pack<T>(d.x * scale, d.y * scale)};
+            *reinterpret_cast<uint4*>(dq + row * problem.dq_at.row + (warp / 4 * 64 + 8 * chunk)) = both;
+            continue;
+        }
         const int row_of_sums = unit / 8, of_row = row_of_sums % 64;
         const int row = tile * M + (D == 128 ? of_row : row_of_sums);
         const int column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
@@ -214,7 +266,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     unsigned p[M / 16][4], next_ds[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
-    unsigned step_parity = 0, block_parity = 0, ds_phase = 0;
+    unsigned step_parity = 0, block_parity = 0, ds_phase = 0, turn_phase = 0;
 
     const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
     const auto dout_stage = [&] { return shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES; };
@@ -302,25 +354,56 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         }
         publish_to_tma();
     };
-    // Returns once dQ of the step before is out of shared memory, and behind the exponentials.
+    // Returns once dQ of the step before is out of shared memory or, if consumers add, once it is this step's turn.
+    const auto wait_to_send = [&](unsigned flip = 0) {
+        if constexpr (FROM_REGISTERS<D>) wait(shared_address(smem.sums_empty) + 8 * step_parity, turn_phase ^ flip);
+        else wait(sums_empty, step_parity ^ 1 ^ flip);
+    };
+    // The same, behind the exponentials: ptxas would move these down to their use, behind the wait for dQ.
     const auto wait_for_sums = [&] {
-        // ptxas would move the exponentials down to their use, behind the wait for dQ.
         unsigned all = 0;
 #pragma unroll
         for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
-        wait(sums_empty, step_parity ^ 1 ^ (all & zero));
+        wait_to_send(all & zero);
     };
     // dQ of this step goes where one thread of the producer finds it.
     const auto leave_dq = [&] {
         const unsigned sums = shared_address(smem.sums[consumer]);
+        if constexpr (AS_HELD<D>) {
 #pragma unroll
-        for (int n = 0; n < 32; n += 2) {
+            for (int n = 0; n < 32; n += 4)
+                leave_four(sums + 4096 * warp + 128 * n + 16 * lane, dq[n], dq[n + 1], dq[n + 2], dq[n + 3]);
+        }
+#pragma unroll
+        for (int n = 0; n < (AS_HELD<D> ? 0 : 32); n += 2) {
             const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
             store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
         }
         publish_to_tma();
         __syncwarp();
         arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
+    };
+    // The number of the tile to whose sums dQ is added; its complement, if dQ is their first part.
+    const auto sums_place = [&] { return __shfl_sync(~0u, reinterpret_cast<const int*>(smem.sums[0])[step_parity], 0); };
+    const auto add_dq = [&](const auto& dq, int part, int place) {
+        const long long tile = place < 0 ? ~place : place;
+        float* const to = problem.sums + tile * (M * D) + part * 4096 + warp * 1024 + lane * 4;
+        const auto each = [&](auto send) {
+#pragma unroll
+            for (int n = 0; n < sizeof(dq) / 4; n += 4)
+                send(to + n / 32 * 4096 + n % 32 * 32, dq[n], dq[n + 1], dq[n + 2], dq[n + 3]);
+        };
+        if (place >= 0) each(add_four);
+        else each(store_four);
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < sizeof(dq) / 128; ++n)
+            arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * (part + n) + step_parity * (8 * CONSUMERS));
+    };
+    const auto next_step = [&] {
+        ds_phase ^= step_parity;
+        turn_phase ^= step_parity;
+        step_parity ^= 1;
     };
     // dV or dK goes to shared memory, the first 64 columns to one place and the others to another, and out.
     const auto begin_store = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
@@ -352,7 +435,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
         if (steps == 0) break;
         const int add_last = steps > 1;
-        begin_scores();
+        if constexpr (D == 64 || ORDER == 0 || ORDER == 3) begin_scores();
         if constexpr (DK_FIRST<D>) {
             wait(shared_address(&smem.v_full), block_parity);
             begin_dp();
@@ -386,8 +469,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 wait_for_sums();
                 finish_products<0>(dq);
                 leave_dq();
-                ds_phase ^= step_parity;
-                step_parity ^= 1;
+                next_step();
                 begin_dp();
                 exponentiate(EARLY, M / 2);
             }
@@ -402,8 +484,134 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             finish_products<0>(dq);
             arrive_for_warp(shared_address(&smem.k_empty));
             leave_dq();
-            ds_phase ^= step_parity;
-            step_parity ^= 1;
+            next_step();
+            synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
+            begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
+            const unsigned place = consumer ? q_stage() : dout_stage();
+            begin_store(dk_map, dk, problem.scale, place, place + M * 128);
+            if (threadIdx.x % 128 == 0) wait_for_stores();
+            __syncwarp();
+            arrive_for_warp(q_empty + 8 * stage.index());
+            arrive_for_warp(dout_empty + 8 * stage.index());
+            stage.advance();
+        } else if constexpr (ORDER > 0) {
+            wait(shared_address(&smem.v_full), block_parity);
+            end_store();  // of the block before
+            if constexpr (ORDER == 3) finish_products<0>(s);
+            const auto leave_whole = [&](const float (&whole)[64]) {
+#pragma unroll
+                for (int part = 0; part < 2; ++part) {
+                    wait(shared_address(smem.sums_empty) + 8 * part, step_parity ^ 1);
+                    const unsigned sums = shared_address(smem.sums[part]);
+#pragma unroll
+                    for (int n = 0; n < 32; n += 2) {
+                        const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
+                        store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, whole[32 * part + n],
+                                   whole[32 * part + n + 1]);
+                    }
+                    publish_to_tma();
+                    __syncwarp();
+                    arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * part + step_parity * (8 * CONSUMERS));
+                }
+            };
+            const auto differentiate_beside_dv = [&](int add) {
+                begin_products();
+                accumulate(dv, p, dout_stage(), add);
+                finish_products<1>(dp);
+                differentiate(next_ds);
+            };
+#pragma unroll 1
+            for (int add = 0;; add = 1) {
+                if constexpr (ORDER < 3) {
+                    begin_scores();
+                    begin_dp();
+                    finish_products<1>(s);
+                } else {
+                    begin_dp();
+                }
+                exponentiate();
+                pack_probabilities();
+                load_delta(ahead, 0);
+                if constexpr (ORDER != 2) {
+                    finish_products<0>(dp);
+                    differentiate(ds);
+                    begin_products();
+                    accumulate(dv, p, dout_stage(), add);
+                } else {
+                    differentiate_beside_dv(add);
+                }
+                synchronize(1, 128 * CONSUMERS);
+                if constexpr (ALONE) {
+                    float whole[64];
+                    finish_products<0>(dv);  // or registers don't suffice
+                    release(p);
+                    if constexpr (ORDER == 2) copy_registers(ds, next_ds, zero);
+                    if (consumer == step_parity) {
+                        begin_products();
+                        const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
+                        const auto of_ds = descriptor(rows, 16, 1024), of_keys = descriptor(k_block, KEYS * 128, 1024);
+#pragma unroll
+                        for (int j = 0; j < KEYS / 16; ++j)
+                            multiply<T, true>(whole, advanced(of_ds, j / 4 * M * 128 + j % 4 * 32),
+                                              advanced(of_keys, 16 * j * 128), j);
+                        commit_products();
+                        accumulate(dk, ds, q_stage(), add);
+                        if constexpr (DIRECT) {
+                            wait_to_send();
+                            const int place = sums_place();
+                            finish_products<1>(whole);
+                            add_dq(whole, 0, place);
+                        } else {
+                            finish_products<1>(whole);
+                            leave_whole(whole);
+                        }
+                    } else {
+                        begin_products();
+                        accumulate(dk, ds, q_stage(), add);
+                    }
+                    next_step();
+                    finish_products<0>(dk);
+                    release(ds);
+                    if (--steps == 0) break;
+                    arrive_for_warp(q_empty + 8 * stage.index());
+                    arrive_for_warp(dout_empty + 8 * stage.index());
+                    stage.advance();
+                    continue;
+                }
+                begin_dq();
+                finish_products<1>(dv);
+                release(p);
+                if constexpr (ORDER == 2) {
+                    copy_registers(ds, next_ds, zero);
+                    begin_products();
+                }
+                accumulate(dk, ds, q_stage(), add);
+                const unsigned q_done = q_empty + 8 * stage.index(), dout_done = dout_empty + 8 * stage.index();
+                if constexpr (ORDER == 3) {
+                    if (steps > 1) {  // else S is computed again, and not used
+                        arrive_for_warp(dout_done);
+                        stage.advance();
+                    }
+                    begin_scores();
+                }
+                wait_to_send();
+                const int place = DIRECT ? sums_place() : 0;
+                finish_products<ORDER == 3 ? 2 : 1>(dq);
+                if constexpr (DIRECT) add_dq(dq, consumer, place);
+                else leave_dq();
+                next_step();
+                finish_products<ORDER == 3>(dk);
+                release(ds);
+                if constexpr (ORDER == 3) finish_products<0>(s);
+                if (--steps == 0) break;
+                arrive_for_warp(q_done);
+                if constexpr (ORDER < 3) {
+                    arrive_for_warp(dout_done);
+                    stage.advance();
+                }
+            }
+            arrive_for_warp(shared_address(&smem.v_empty));
+            arrive_for_warp(shared_address(&smem.k_empty));
             synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
             begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
             const unsigned place = consumer ? q_stage() : dout_stage();
@@ -442,9 +650,11 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 finish_products<2>(s);
                 exponentiate(0, EARLY);
                 wait_for_sums();
+                const int place = DIRECT ? sums_place() : 0;
                 finish_products<1>(dq);
-                leave_dq();
-                step_parity ^= 1;
+                if constexpr (DIRECT) add_dq(dq, consumer, place);
+                else leave_dq();
+                next_step();
                 begin_dp();
                 finish_products<1>(dk);
                 release(ds);
@@ -459,11 +669,13 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             // Nobody reads dS of the step before any more, nor the last dO.
             const unsigned other_ds = own_ds + (step_parity ^ 1) * (CONSUMERS * M * 128);
             begin_store(dv_map, dv, 1, other_ds, dout_stage() + consumer * M * 128);
-            wait(sums_empty, step_parity ^ 1);
+            wait_to_send();
+            const int place = DIRECT ? sums_place() : 0;
             finish_products<1>(dq);
             arrive_for_warp(shared_address(&smem.k_empty));
-            leave_dq();
-            step_parity ^= 1;
+            if constexpr (DIRECT) add_dq(dq, consumer, place);
+            else leave_dq();
+            next_step();
             finish_products<0>(dk);
             arrive_for_warp(q_empty + 8 * stage.index());
             end_store();
@@ -509,7 +721,10 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     if (threadIdx.x < 128) {
         give_registers<504 - 2 * CONSUMER_REGISTERS>();
         if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
-        else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, problem, threadIdx.x / 32 - 1);
+        else if (threadIdx.x == 32 || threadIdx.x == 64) {
+            if constexpr (FROM_REGISTERS<D>) announce(smem, problem, threadIdx.x / 32 - 1);
+            else add(smem, problem, threadIdx.x / 32 - 1);
+        }
         else if (FINISHES && threadIdx.x >= 96) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
         return;
     }

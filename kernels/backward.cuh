@@ -153,6 +153,9 @@ __device__ __forceinline__ float2 load_pair(unsigned address) {
 __device__ __forceinline__ void store_pair(unsigned address, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
+__device__ __forceinline__ void leave_four(unsigned address, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
 __device__ __forceinline__ void store_word(unsigned address, unsigned x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
@@ -169,6 +172,14 @@ __device__ __forceinline__ void add_floats(float* to, unsigned from, int bytes) 
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
+// A thread stores or adds 4 floats.
+__device__ __forceinline__ void store_four(float* to, float a, float b, float c, float d) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+__device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+                 : "memory");
+}
 // Returns once all but the last PENDING groups of stores have read their shared memory, or once all are over.
 template <int PENDING> __device__ __forceinline__ void wait_until_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
@@ -182,16 +193,22 @@ __device__ __forceinline__ int take_number(unsigned address) {
     return number;
 }
 
-// Turns of a tile: whoever takes one sees what was stored before the turn was passed on, also by TMA.
-__device__ __forceinline__ void wait_for_turn(const int* turns, int turn) {
+// Turns of a tile: whoever takes one sees what threads stored before the turn was passed on, or also what TMA stored.
+__device__ __forceinline__ void wait_for_turn_of_threads(const int* turns, int turn) {
     int now;
     do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
     while (now != turn);
+}
+__device__ __forceinline__ void pass_turn_to_threads(int* turns, int next) {
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
+}
+__device__ __forceinline__ void wait_for_turn(const int* turns, int turn) {
+    wait_for_turn_of_threads(turns, turn);
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 __device__ __forceinline__ void pass_turn(int* turns, int next) {
     asm volatile("fence.proxy.async;" ::: "memory");
-    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
+    pass_turn_to_threads(turns, next);
 }
 // Returns once a tile has had all its turns; the others of the warp then see the sums, too.
 __device__ __forceinline__ void wait_for_all_turns(const int* turns, int all) {
@@ -207,5 +224,10 @@ __device__ __forceinline__ float4 load_sums(const float* from) {
     float4 sums;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w) : "l"(from) : "memory");
+    return sums;
+}
+__device__ __forceinline__ float2 load_two_sums(const float* from) {
+    float2 sums;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(sums.x), "=f"(sums.y) : "l"(from) : "memory");
     return sums;
 }
