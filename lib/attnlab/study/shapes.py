@@ -92,7 +92,6 @@ class Shape:
             f"{lengths} is for direction: forward": ragged and self.trains,
             f"{lengths} is for layout: heads first": ragged and self.layout != LAYOUTS[0],
             f"{lengths} is for scale: 0.0": ragged and self.scale,
-            f"values: {self.values} is for lengths: equal": ragged and kinds.KINDS[kind].placed,
             f"values: {self.values} is for a head_dim of at least 8, not {self.head_dim}": self.head_dim < 8
             and kind == "positional",
             f"{lengths} needs as many keys as queries, not {counts}": ragged and other_keys,
@@ -144,6 +143,11 @@ class Shape:
     def ragged(self) -> bool:
         """Whether sequences of unequal lengths are packed end to end."""
         return self.lengths != "equal"
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the heads of a token are next to each other in memory."""
+        return self.ragged or self.layout == LAYOUTS[1]
 
     @property
     def rows(self) -> int:
