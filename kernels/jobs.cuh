@@ -731,7 +731,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             }
         // Once: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
         // Three consumers at D = 64 would spill.
-        constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && !RAGGED && (D > 64 || P::CONSUMERS != 3);
+        constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && (RAGGED ? P::CONSUMERS == 2 : D > 64 || P::CONSUMERS != 3);
         bool rescale;
         do rescale = exponentiate(false);
         while (ENDS_BLOCK && never(problem.scale));
