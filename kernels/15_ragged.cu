@@ -2,7 +2,8 @@
 //
 // Does    rung 11's loop over passes of any sequence. A first kernel of one CTA, `deal`, reads the lengths and lists the passes:
 //         sequences with most keys first, so that a CTA's last passes are the shortest ones, and under the mask each one's longest
-//         first; all heads of K and V take one in turn. Whoever is done takes the next pass from a counter (a static deal leaves
+//         first; all heads of K and V take one in turn. Without it a sequence's passes are equally long, and its heads follow each
+//         other: K and V of 4 heads are in use at once, not of all. Whoever is done takes the next pass from a counter (a static deal leaves
 //         10 to 30 % of the time under the mask, by simulation; this one 1 %). Where it stays within a sequence, K and V come from
 //         the L2. The main kernel is launched while `deal` runs, and nothing waits for the host: a graph may be replayed with other
 //         lengths. Rows behind a length are out of bounds for TMA: their K and V read as 0, whatever is there, and their O isn't
@@ -25,7 +26,7 @@ struct alignas(16) Pass {
     int first_block, last_block;  // the first one below 0 where blocks don't come out even
     int member;                   // which of the heads that share K and V; -1: a block of each
     int kv_head;                  // -1: there is no pass
-    int unused[2];  // (parts of 16 bytes are read at once)
+    int sequence_begin, sequence_passes;  // in the list: those of the same sequence (parts of 16 bytes are read at once)
     __device__ __forceinline__ int blocks() const { return last_block + 1 - max(first_block, 0); }
     // The key behind the last one that the first query sees, and that of the first block.
     __device__ __forceinline__ int earlier() const { return member < 0 ? keys : keys - queries; }
@@ -127,11 +128,12 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
         for (unsigned having = __ballot_sync(~0u, own_count); having; having &= having - 1) {
             const int of = __ffs(having) - 1;
             Pass listed;
-            for (int i = 0; i < 9; ++i)  // fields, of which kv_head is not known yet
+            for (int i = 0; i < 9; ++i)  // fields; the others are not known yet
                 reinterpret_cast<int*>(&listed)[i] = __shfl_sync(~0u, reinterpret_cast<const int*>(&pass)[i], of);
             listed.kv_head = -1;
             const int its = __shfl_sync(~0u, own_count, of), at = __shfl_sync(~0u, begin, of);
             const int blocks = listed.last_block, members = listed.member < 0 ? 1 : dealing.sharing;
+            listed.sequence_begin = at, listed.sequence_passes = its;
             for (int i = lane; i < its && at + i < dealing.room; i += 32) {
                 const int group = i / members;
                 if (listed.member >= 0) listed.member = i - group * members;
@@ -192,11 +194,24 @@ template <typename P, bool CAUSAL> struct Dealer {
     const TensorMap* const values;
     int dealt = 0, round = 0;
     bool open = false;  // whether the last one has no job for a consumer
+    int passes = 0;     // of all heads
     int keys = 0, key_end = 0, value_end = 0, earlier = 0;
 
     __device__ __forceinline__ Dealer(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
         : smem(smem), problem(problem), values(&v) {
         wait_for_previous();
+        passes = __ldcg(&problem.schedule->passes);
+    }
+    // Without the mask all passes of a sequence are as long: the heads of K and V follow each other, so that few of them are in use
+    // at once.
+    __device__ __forceinline__ void order_by_heads(Pass& pass, int index) const {
+        const unsigned number = index - pass.sequence_begin * problem.kv_heads.by, own = number % pass.sequence_passes;
+        const bool joined = pass.member < 0;
+        const unsigned members = joined ? 1 : problem.sharing;
+        pass.kv_head = number / pass.sequence_passes;
+        if (!joined) pass.member = own % members;
+        pass.first_block = own / members * P::CONSUMERS;
+        pass.last_block = min(pass.first_block + P::CONSUMERS, joined ? problem.sharing : (pass.queries + 63) / 64) - 1;
     }
     __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
     // Takes passes until there are so many, and goes on until each consumer has a job.
@@ -207,14 +222,16 @@ template <typename P, bool CAUSAL> struct Dealer {
             wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
             const int index = dealt ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
             Pass& pass = smem.passes[slot];
-            open = index < __ldcg(&problem.schedule->passes);
+            open = index < passes;
             if (open) {
                 const int of_all = problem.kv_heads.quotient(index);
                 const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
-                const int4 lengths = __ldcg(from), more = __ldcg(from + 1);
-                pass = {lengths.x, lengths.y, lengths.z, lengths.w, more.x, more.y, more.z, more.w, __ldcg(from + 2).x,
-                        index - of_all * problem.kv_heads.by};
-                open = more.w + 1 - max(more.z, 0) < P::CONSUMERS;
+                const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
+                Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
+                              index - of_all * problem.kv_heads.by, more.z, more.w};
+                if (!CAUSAL) order_by_heads(taken, index);
+                pass = taken;
+                open = taken.blocks() < P::CONSUMERS;
             } else {
                 pass.kv_head = -1;
             }
