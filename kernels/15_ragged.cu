@@ -152,6 +152,13 @@ struct RaggedProblem {
     float scale;
 };
 
+// The same with K and V in pages, as tensors (pages, heads, rows, D). A row of the table has the numbers of a sequence's pages.
+struct PagedProblem : RaggedProblem {
+    const int* table;
+    Divisor page;              // its keys
+    int key_step, value_step;  // rows from page to page
+};
+
 struct RaggedJob {
     static constexpr bool RAGGED = true;
     int head, diagonal, tiles, pipeline_state, idle_turns, round, drains;  // as Job
@@ -267,6 +274,56 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
 };
 
+// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page. It looks the page up a tile ahead.
+// Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
+template <typename P, bool CAUSAL, int BOX>
+__device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
+                                           const TensorMap& v) {
+    constexpr int BOXES = P::KEYS / BOX;
+    static_assert(BOXES * P::COLUMNS <= 32, "a lane has one box");
+    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
+    const int lane = threadIdx.x, top = lane % BOXES * BOX, column = lane / BOXES;
+    const unsigned to = shared_address(smem.ring) + column * P::KEYS * 128 + top * 128;
+    Dealer<P, CAUSAL> dealer(smem, problem, v);
+    Stage<P::STAGES> state;
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+        if (lane == 0) dealer.pass(round);
+        dealer.round = round;
+        __syncwarp();
+        const int kv_head = smem.passes[round % SLOTS<P>].kv_head;
+        if (kv_head < 0) break;
+        int head, first_block, last_block;
+        dealer.work_tile(kv_head, head, first_block, last_block);
+        const int tiles = dealer.pass_tiles(first_block, last_block), keys = dealer.keys;
+        const int* const row = problem.table + (dealer.key_end - keys);
+        const auto look_up = [&](int key) { return key < keys ? row[problem.page.quotient(key)] : 0; };
+        int next = look_up(top);
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int users = last_block + 1 - dealer.first_user(tile, first_block), key = P::KEYS * tile + top, page = next;
+            const int rows = min(max(keys - key, 0), BOX), end = problem.page.remainder(key) + rows;
+            next = look_up(key + P::KEYS);
+#pragma unroll 1
+            for (int i = 0; i < 2; ++i) {
+                const unsigned barrier = 8 * (2 * state.index() + i);
+                wait(empty + barrier, state.phase() ^ 1);
+                if (lane == 0) {
+                    arrive_expecting(full + barrier, P::TILE_BYTES);
+                    if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+                }
+                __syncwarp();
+                if (column < P::COLUMNS)
+                    load_rows(to + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES, i ? v : k, 64 * column, ROWS - rows, kv_head,
+                              page * (i ? problem.value_step : problem.key_step) + end, full + barrier);
+                if (lane == 0 && tile + i == 0) begin_pass<P>(smem, state, round);
+            }
+            state.advance();
+            if (lane == 0) dealer.look_ahead(tile, tiles);
+        }
+    }
+}
+
 // Another thread hands one consumer its jobs, and loads their Q. Blocks of a pass go to the consumers, the longest first; where
 // there are fewer, the next pass goes on with the consumer behind; where not, the next one begins at the other end.
 template <typename P, bool CAUSAL>
@@ -325,11 +382,15 @@ __device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, con
     arrive(query_full + 8 * buffer);
 }
 
-// q, k, v, o: maps of (ROWS, heads, ends of sequences, -ROWS, D), with any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS>
+template <int BOX> struct ProblemOf { using Type = PagedProblem; };
+template <> struct ProblemOf<0> { using Type = RaggedProblem; };
+
+// q, k, v, o: maps of (ROWS, heads, ends of sequences, -ROWS, D), with any strides. With BOX, K and V are in pages, and their boxes
+// have so many rows, which divide those of a page and of a tile. Rows then end where those of a box do.
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS, int BOX = 0>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-       const __grid_constant__ TensorMap o, RaggedProblem problem) {
+       const __grid_constant__ TensorMap o, typename ProblemOf<BOX>::Type problem) {
     using P = Plan<D, KEYS, STAGES, CONSUMERS, PING_PONG, JOBS_PER_PASS, true>;
     static_assert(JOBS_PER_PASS == CONSUMERS, "a consumer has one job of a pass, or none");
     // Until the next pass is taken, a consumer that is done holds the stage of its last V, or its turns: the thread that takes
@@ -347,7 +408,9 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     if (threadIdx.x < 128) {
         give_registers<P::PRODUCER_REGISTERS>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        if (threadIdx.x == 0) {
+        if constexpr (BOX) {
+            if (warp == 0) return load_pages<P, CAUSAL, BOX>(smem, problem, k, v);
+        } else if (threadIdx.x == 0) {
             Dealer<P, CAUSAL> dealer(smem, problem, v);
             return load_tiles(smem, dealer, k, v);
         }
