@@ -49,6 +49,12 @@ class RaggedProblem(ctypes.Structure):
     )
 
 
+class PagedProblem(RaggedProblem):
+    """The same with K and V in pages of `page` keys, `key_step` and `value_step` rows apart, and a table of these."""
+
+    _fields_ = (("table", ctypes.c_void_p), ("page", Divisor), ("key_step", ctypes.c_int), ("value_step", ctypes.c_int))
+
+
 @dataclass(eq=False)
 class RaggedLaunch(Launch):
     """A kernel of sequences of unlike lengths, and the one that lists its work, for tensors of these strides.
