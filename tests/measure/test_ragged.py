@@ -35,7 +35,9 @@ ASSEMBLY = re.compile(r'asm volatile\((?:"[^"]*"|[^";])*\);')
 
 def emulated(text):
     """A source in which functions of `BODIES` have those, and other PTX is left out."""
-    text = SPECIALISED.sub("", text).replace("unsigned multiplied(unsigned pair, unsigned by);", "unsigned multiplied(unsigned pair, unsigned by) {}")
+    text = SPECIALISED.sub("", text).replace(
+        "unsigned multiplied(unsigned pair, unsigned by);", "unsigned multiplied(unsigned pair, unsigned by) {}"
+    )
     for name, body in BODIES.items():
         for found in reversed(list(re.finditer(rf"__forceinline__ \w+ {name}\([^)]*\) \{{", text))):
             end, depth = found.end(), 1
@@ -53,7 +55,9 @@ def emulator(tmp_path_factory):
     compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
     if not compiler:
         pytest.skip("there is no g++")
-    source = {name: (paths.kernels() / name).read_text() for name in ("hopper.cuh", "jobs.cuh", "lazy.cuh", "15_ragged.cu")}
+    source = {
+        name: (paths.kernels() / name).read_text() for name in ("hopper.cuh", "jobs.cuh", "lazy.cuh", "15_ragged.cu")
+    }
     hopper = source.pop("hopper.cuh")
     structs = (r"struct Problem \{", r"template[^\n]* struct Stage \{")
     taken = [re.search(rf"^{begin}.*?^\}};", hopper, re.M | re.S)[0] for begin in structs]
