@@ -3,7 +3,7 @@
 // Does    rung 11's loop over passes of any sequence. A first kernel of one CTA, `deal`, reads the lengths and lists the passes:
 //         sequences with most keys first, so that a CTA's last passes are the shortest ones, and under the mask each one's longest
 //         first; all heads of K and V take one in turn. Without it a sequence's passes are equally long, and its heads follow each
-//         other: K and V of 4 heads are in use at once, not of all. Whoever is done takes the next pass from a counter (a static deal leaves
+//         other, so that K and V of few heads are in use at once. Whoever is done takes the next pass from a counter (a static deal leaves
 //         10 to 30 % of the time under the mask, by simulation; this one 1 %). Where it stays within a sequence, K and V come from
 //         the L2. The main kernel is launched while `deal` runs, and nothing waits for the host: a graph may be replayed with other
 //         lengths. Rows behind a length are out of bounds for TMA: their K and V read as 0, whatever is there, and their O isn't
@@ -12,6 +12,8 @@
 //         (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
 //         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
 //         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
+//         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up and loads boxes that don't cross one, by
+//         the same maps.
 //         A query that sees no key gives 0: its block takes one tile, all of it masked.
 // Gained  NOTES.md says what is expected.
 // Limits  a sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
