@@ -3,13 +3,13 @@
 // Does    rung 11's loop over passes of any sequence. A first kernel of one CTA, `deal`, reads the lengths and lists the passes:
 //         sequences with most keys first, so that a CTA's last passes are the shortest ones, and under the mask each one's longest
 //         first; all heads of K and V take one in turn. Without it a sequence's passes are equally long, and its heads follow each
-//         other, so that K and V of few heads are in use at once. Whoever is done takes the next pass from a counter (a static deal leaves
-//         10 to 30 % of the time under the mask, by simulation; this one 1 %). Where it stays within a sequence, K and V come from
-//         the L2. The main kernel is launched while `deal` runs, and nothing waits for the host: a graph may be replayed with other
-//         lengths. Rows behind a length are out of bounds for TMA: their K and V read as 0, whatever is there, and their O isn't
-//         written. One map of each tensor does that for all sequences: it has 2^30 rows, and row r of n is row 2^30 - n + r; a
-//         dimension with the same stride leads to the sequence's end, and another one's stride takes 2^30 rows back, modulo 2^64
-//         (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
+//         other, so that K and V of few heads are in use at once. Whoever is done takes the next pass from a counter (a static deal
+//         leaves 10 to 30 % of the time under the mask, by simulation; this one 1 %). Where it stays within a sequence, K and V
+//         come from the L2. The main kernel is launched while `deal` runs, and nothing waits for the host: a graph may be replayed
+//         with other lengths. Rows behind a length are out of bounds for TMA: their K and V read as 0, whatever is there, and their
+//         O isn't written. One map of each tensor does that for all sequences: it has 2^30 rows, and row r of n is row 2^30 - n +
+//         r; a dimension with the same stride leads to the sequence's end, and another one's stride takes 2^30 rows back, modulo
+//         2^64 (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
 //         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
 //         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
 //         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up and loads boxes that don't cross one, by
@@ -276,7 +276,7 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
 };
 
-// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page. It looks the page up a tile ahead.
+// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page. It looks that up a tile ahead.
 // Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.compile import nvrtc
 from attnlab.measuring.kernels import ragged
 from attnlab.study import ladder
 
@@ -71,6 +73,22 @@ def emulator(tmp_path_factory):
     options = ("-O1", "-std=c++17", "-w", f"-I{folder}", f"-I{EMULATED}")
     subprocess.run([compiler, *options, EMULATED / "ragged.cpp", "-o", folder / "ragged"], check=True, timeout=300)
     return folder / "ragged"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("head_dim", "page"), [(64, 16), (64, 128), (128, 16), (128, 64)])
+def test_instances_for_pages_compile(head_dim, page, causal):
+    rung = ladder.rung("kernel.ragged")
+    tile = rung.tiles_for(head_dim, page, causal)[0]
+    name = rung.expression("bfloat16", tile, causal, page)
+    try:
+        build = nvrtc.build(rung, rung.architectures[0], [name])
+    except UserError as error:
+        pytest.skip(str(error))
+    assert not build.error
+    assert not build.warnings
+    assert build.instances[name].spill_bytes <= 64  # of the warp that loads K and V
+    assert build.instances[name].parameters[-1] == ctypes.sizeof(ragged.PagedProblem)
 
 
 EXTREMES = [130, 250, 64, 300, 1, 0, 5, 17, 0, 90, 200, 200]
