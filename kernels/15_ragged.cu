@@ -276,7 +276,7 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
 };
 
-// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page. It looks that up a tile ahead.
+// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page.
 // Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
@@ -299,13 +299,11 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
         dealer.work_tile(kv_head, head, first_block, last_block);
         const int tiles = dealer.pass_tiles(first_block, last_block), keys = dealer.keys;
         const int* const row = problem.table + (dealer.key_end - keys);
-        const auto look_up = [&](int key) { return key < keys ? row[problem.page.quotient(key)] : 0; };
-        int next = look_up(top);
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
-            const int users = last_block + 1 - dealer.first_user(tile, first_block), key = P::KEYS * tile + top, page = next;
+            const int users = last_block + 1 - dealer.first_user(tile, first_block), key = P::KEYS * tile + top;
+            const int page = key < keys ? row[problem.page.quotient(key)] : 0;  // mostly from the L1
             const int rows = min(max(keys - key, 0), BOX), end = problem.page.remainder(key) + rows;
-            next = look_up(key + P::KEYS);
 #pragma unroll 1
             for (int i = 0; i < 2; ++i) {
                 const unsigned barrier = 8 * (2 * state.index() + i);
