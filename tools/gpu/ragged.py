@@ -9,7 +9,9 @@ of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed 
 - times: 32 sequences of 73 to 1,886 tokens, and equal lengths of the same work, next to other implementations, in µs.
 - caches: 1 and 16 queries over 32 caches, against float64, and with pages bit by bit against without pages.
   Then times next to other implementations, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
-- caches-parts: the time of each kernel of `kernel.caches`, and changes to its source (VARIANTS), on the same caches.
+- pages: 512 new tokens of 16 sequences over caches of 1,024 to 8,192 tokens, bit by bit with and without pages.
+  Then times next to copies of the pages and flash-attn-4, in µs.
+- equal: sequences of one length next to `kernel.best`, in µs.
 """
 
 import math
@@ -30,15 +32,14 @@ import torch
 from torch import Tensor
 
 import attnlab
-from attnlab.base import paths
-from attnlab.measuring.kernels import best, launch, problem, rungs
+from attnlab.measuring.kernels import best, problem, rungs
 from attnlab.measuring.peers import flash4
 from attnlab.measuring.subjects import outputs
 from attnlab.serving import ragged
 from attnlab.study import ladder
 
 GPU = torch.device("cuda")
-LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150, "caches-parts": 120}
+LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150, "pages": 150, "equal": 90}
 """Seconds that each part may take."""
 CASES = 300
 SENTINEL = -77.0
@@ -386,24 +387,15 @@ def times() -> None:
         timed([("attend", call)], f"the same padded to {most}, causal={causal}:")
 
 
-HELD = 16384
-"""The keys that each cache has room for."""
-
-
-def cache_lengths() -> dict[str, list[int]]:
-    """The lengths of 32 caches, by their distribution."""
-    some = random.Random(7)
+def caches() -> None:
+    some, held = random.Random(7), 16384
     drawn = [math.exp(some.uniform(math.log(549), math.log(16335))) for _ in range(32)]
-    return {
+    laws = {
         "log-uniform": [round(129_000 * x / sum(drawn)) for x in drawn],
         "uniform": [549, 16335, *(some.randint(549, 16335) for _ in range(30))],
     }
-
-
-def caches() -> None:
-    laws = cache_lengths()
     draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
-    k, v = draw(32, 8, HELD, 128), draw(32, 8, HELD, 128)
+    k, v = draw(32, 8, held, 128), draw(32, 8, held, 128)
     paged = {size: in_pages(k, v, size) for size in (16, 64, 256)}
     own, few = ladder.rung(rungs.CACHES), rungs.of(ladder.rung("kernel.few"))
     wrong = 0
@@ -444,168 +436,53 @@ def caches() -> None:
     raise SystemExit(wrong > 0)
 
 
-COPY = "copy_async((to ^ key % 8 * 16) + 128 * key, key < left ? from : source, key < left);"
-LOAD_KEYS = "// As in rung 12, but pages that"
-ONCE = """
-__device__ __forceinline__ void copy_once(unsigned to, const void* from, bool there) {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
-                 ::"r"(to), "l"(from), "r"(there ? 16 : 0), "l"(policy) : "memory");
-}
-"""
-KEPT = """
-__device__ __forceinline__ void store_kept(float* to, const float (&x)[4]) {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;"
-                 ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "l"(policy) : "memory");
-}
-"""
-LOG = "if (column == 0) to[Partial<D>::LOG] = log;"
-LOGS = "if (const float logs[] = {log, log, log, log}; column < 8) store(to + Partial<D>::LOG + column, logs);"
-WHOLE = [(LOG, LOGS), ("SIZE = D + 4", "SIZE = D + 8")]
-MERGE = "    using R = MergedRow<D>;\n    const int rows"
-BEFORE = [(MERGE, f"    return merge_parts<T, D>(o, workspace, kv_lens, problem);\n{MERGE}")]
-SLOT = "return static_cast<long long>(first_slot) * kv_heads + head % kv_heads * clusters + part;"
-EVICT = [(COPY, COPY.replace("async", "once")), (LOAD_KEYS, ONCE + LOAD_KEYS)]
-OUTPUT = "// Where the results of a CTA's tile go"
-KEEP = [("store(to + column, value);", "store_kept(to + column, value);"), (OUTPUT, KEPT + OUTPUT)]
-WAITED = "wait_for_previous();\n    if ("
-VARIANTS: dict[str, list[tuple[str, str]]] = {
-    "today": [],
-    "merge as before": BEFORE,
-    "evict": EVICT,
-    "evict, keep": EVICT + KEEP,
-    "whole": WHOLE,
-    "evict, whole": EVICT + WHOLE,
-    "direct": [("partials = problem.clusters > 1 ?", "partials = problem.clusters > 1 << 20 ?")],
-    "one slot": [(SLOT, "return head;")],
-    "dense": [("        if (key % 16 == 0) {", "        if (key == 0) {")],
-    "no merge": [(WAITED + "parts.clusters == 1", WAITED + "parts.clusters > 0")],
-}
-"""Replaced text of 17_caches.cu with 12_few.cu. `evict`: K and V leave the L2 first; `keep`: results leave it last.
-`whole`: each row of the workspace is 17 whole sectors. `dense`: one page. Outputs are wrong with `direct` (no
-workspace), `one slot` (8 MB of workspace) and `no merge`."""
-
-RIGHT = ("today", "evict", "evict, keep", "whole", "evict, whole", "dense")
-"""Variants with the same bits."""
-
-
-def varied(variant: str, tile: Any) -> rungs.Kernel:
-    """`kernel.caches` with another source and only one tile."""
-    kernel = rungs.Kernel(ladder.rung(rungs.CACHES).model_copy(update={"tiles": [tile]}))
-    few = (paths.kernels() / "12_few.cu").read_text()
-    source = (paths.kernels() / "17_caches.cu").read_text().replace('#include "12_few.cu"', few)
-    for old, new in VARIANTS[variant]:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    kernel._source = source
-    return kernel
-
-
-def launched(
-    kernel: rungs.Kernel, q: Tensor, k: Tensor, v: Tensor, lens: Tensor, kernels: str = "both", early: bool = True
-) -> Callable[[], Tensor]:
-    """A call that launches the first kernel, the second, or both; `early`: while the one before still runs."""
-    its: Any = kernel.prepared(q, k, v, True).launch
-    parameters, merging, *configs = its._of_this_thread()
-    before = "return merge_parts<" in kernel._source
-    merge_ctas = its.merge_ctas * (launch.MERGED_ROWS if before and q.shape[2] > 1 else 1)
-    configs[1] = launch.early(merge_ctas, launch.MERGE_THREADS)
-    if not early:
-        sizes = ((its.ctas, its.threads, its.shared_bytes), (merge_ctas, launch.MERGE_THREADS))
-        configs = [launch.config(*each) for each in sizes]
-    output, workspace = torch.empty_like(q), torch.zeros(its.workspace_floats * 34 // 32, device=GPU)
-    ends = (output.data_ptr(), workspace.data_ptr(), lens.data_ptr())
-    parameters.point((q.data_ptr(), k.data_ptr(), v.data_ptr(), *ends, 0))
-    merging.point(ends)
-    held = (q, k, v, lens, workspace)
-    launches = [(configs[0], its._fixed[0], parameters), (configs[1], its._merge, merging)]
-    wanted = {"first": launches[:1], "merge": launches[1:], "both": launches}[kernels]
-
-    def call() -> Tensor:
-        assert held
-        for config, function, own in wanted:
-            config.hStream = torch._C._cuda_getCurrentRawStream(0)
-            (error,) = its._launch_early(config, function, own.address, 0)
-            assert error == its._success, error
-        return output
-
-    return call
-
-
-def caches_parts() -> None:
-    print(torch.cuda.get_device_name(), flush=True)
+def pages() -> None:
+    some, held = random.Random(11), 8192
     draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
-    k, v = draw(32, 8, HELD, 128), draw(32, 8, HELD, 128)
-    # All heads read nearly the same 8 MB, which stay in the L2.
-    near_k, near_v = (draw(HELD + 300, 128).as_strided((32, 8, HELD, 128), (1024, 128, 128, 1)) for _ in range(2))
-    own, few = ladder.rung(rungs.CACHES), ladder.rung("kernel.few")
-    made: dict[tuple[str, str], rungs.Kernel] = {}
+    lengths = [1024, held, *(some.randint(1024, held) for _ in range(14))]
+    lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
+    q, k, v = (draw(16, rows, heads, 128).transpose(1, 2) for rows, heads in ((512, 32), (held, 8), (held, 8)))
+    right, rung = attnlab.attend(q, k, v, True, kv_lens=lens), ladder.rung(rungs.RAGGED)
+    tiles = [tile for tile in rung.tiles if tile.head_dim == 128 and ladder.MASKS[True] in tile.masks]
+    named: list[tuple[str, Callable[[], Any]]] = [
+        (tile.name, partial(rungs.kernel(rung, tile), q, k, v, True, None, lens)) for tile in tiles
+    ]
+    flash, wrong = partial(flash4._called, "flash_attn_varlen_func", causal=True, seqused_k=lens), 0
+    named.append(("flash4", partial(flash, *(x.transpose(1, 2) for x in (q, k, v)))))
 
-    def kernel(variant: str, tile: Any, parts: int = problem.PARTS_HELD) -> rungs.Kernel:
-        first = made[variant, tile.name] = made.get((variant, tile.name)) or varied(variant, tile)
-        if parts == problem.PARTS_HELD:
-            return first
-        other = varied(variant, tile)  # only the host's part differs
-        other._compiled = first._compiled
-        return other
+    def copied(k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return ragged.padded(q, *ragged.gathered(k, v, table), True, None, None, lens)
 
-    for queries in (16, 1):
-        rows = [tile for tile in own.tiles if tile.head_dim == 128 and tile.rows == max(16, 4 * queries)]
-        tile = rows[0]
-        for law, lengths in cache_lengths().items():
-            lens, q = torch.tensor(lengths, dtype=torch.int32, device=GPU), draw(32, 32, queries, 128)
-            calls: dict[str, Callable[[], Any]] = {}
-            for variant in ("merge as before", *RIGHT):
-                calls[variant] = launched(kernel(variant, tile), q, k, v, lens)
-            for name in ("today", "evict"):
-                for parts in (1, 2, 4):
-                    other = kernel(name, tile, parts)
-                    with patch.object(problem, "PARTS_HELD", parts):
-                        calls[f"{name}, {parts} parts"] = launched(other, q, k, v, lens)
-            right = calls["today"]().clone()
-            exactly = [torch.equal(right, calls[name]()) for name in RIGHT]
-            error = 0.0
-            for i in (0, 1, 5, 31):
-                n = min(lengths[i], HELD)
-                one_q, one_k, one_v = (x[i].transpose(0, 1) for x in (q, k[:, :, :n], v[:, :, :n]))
-                wanted, bound = exact(one_q, one_k, one_v, True, None)
-                off = (right[i].transpose(0, 1).double() - wanted).abs()
-                allowed = 1.2 * UNIT[torch.bfloat16] * (wanted.abs() + 2 * bound) + 1e-4
-                error = max(error, float((off / allowed).max()))
-            print(f"error over the allowed one {error:.2f}, the same bits {exactly}", flush=True)
-            title = f"{law}, {sum(min(n, HELD) for n in lengths)} keys, {queries} queries"
-            timed(calls.items(), f"{title}: both kernels:", calls=4)
-            old, new = kernel("merge as before", tile), kernel("today", tile)
-            calls = {
-                "first": launched(new, q, k, v, lens, "first"),
-                "merge before": launched(old, q, k, v, lens, "merge"),
-                "merge": launched(new, q, k, v, lens, "merge"),
-                "no merge": launched(kernel("no merge", tile), q, k, v, lens),
-                "first, evict": launched(kernel("evict", tile), q, k, v, lens, "first"),
-                "first, direct": launched(kernel("direct", tile), q, k, v, lens, "first"),
-                "first, one slot": launched(kernel("one slot", tile), q, k, v, lens, "first"),
-                "before, not early": launched(old, q, k, v, lens, early=False),
-                "not early": launched(new, q, k, v, lens, early=False),
-            }
-            timed(calls.items(), f"{title}: parts:", calls=4)
-            from_l2 = {
-                "first": launched(new, q, near_k, near_v, lens, "first"),
-                "first, dense": launched(kernel("dense", tile), q, near_k, near_v, lens, "first"),
-                "first, direct": launched(kernel("direct", tile), q, near_k, near_v, lens, "first"),
-                "both before": launched(old, q, near_k, near_v, lens),
-                "both": launched(new, q, near_k, near_v, lens),
-            }
-            timed(from_l2.items(), f"{title}: K and V from the L2:", calls=4)
-            others: dict[str, Callable[[], Any]] = {}
-            for its in few.tiles:
-                if its.head_dim == 128 and its.rows == tile.rows:
-                    others[f"few:{its.name}"] = partial(rungs.kernel(few, its), q, k, v, True, None, lens)
-            for its in rows[1:]:
-                others[f"evict:{its.name}"] = launched(kernel("evict", its), q, k, v, lens)
-            timed(others.items(), f"{title}: others:", calls=4)
+    for size in (16, 64, 256):
+        print(f"pages of {size}", flush=True)
+        pages_k, pages_v, table = in_pages(k, v, size)
+        call = partial(attnlab.attend, q, pages_k, pages_v, True, kv_lens=lens, block_table=table)
+        wrong += not torch.equal(right, call())
+        views = (x.transpose(1, 2) for x in (q, pages_k, pages_v))
+        named += [(f"pages of {size}", call), (f"flash4 {size}", partial(flash, *views, page_table=table))]
+        for tile in tiles[1:]:
+            launch: Any = rungs.kernel(rung, tile).paged(q, pages_k, pages_v, table.shape[1], True, None).launch
+            given = (q, pages_k, pages_v, lens, None, table)
+            named.append((f"{tile.name} {size}", partial(launch.of_lengths, *given)))
+        named.append((f"copies {size}", partial(copied, pages_k, pages_v, table)))
+    print(f"{wrong} of 3 wrong", flush=True)
+    timed(named, f"512 queries each over {sum(lengths)} keys:", calls=4)
+    raise SystemExit(wrong > 0)
+
+
+def equal() -> None:
+    draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
+    for batch, heads, kv_heads, seq_len, head_dim in (
+        *((4, 16, 16, 4096, 128), (4, 32, 8, 4096, 128), (8, 16, 16, 2048, 128), (32, 16, 16, 1024, 128)),
+        *((1, 16, 16, 16384, 128), (8, 16, 16, 2048, 64)),
+    ):
+        q, k, v = (draw(1, batch * seq_len, n, head_dim).transpose(1, 2) for n in (heads, kv_heads, kv_heads))
+        dense = of_each(lambda x: x.squeeze(0).unflatten(1, (batch, seq_len)).transpose(0, 1), (q, k, v))  # noqa: B023
+        for causal in (False, True):
+            packed = partial(rungs._packed, ragged.kernel(), q, k, v, causal, (seq_len,) * batch)
+            named = [("best", partial(best.Best(), *dense, causal)), ("ragged", packed)]
+            title = f"equal {batch, heads, kv_heads, seq_len, head_dim} causal={causal}:"
+            timed(named, title, calls=4, rounds=31)
 
 
 def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -623,7 +500,7 @@ def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
 if __name__ == "__main__":
     if sys.argv[1:]:
         parts = {"smoke": smoke, "cases": cases, "graph": graph, "times": times, "caches": caches}
-        {**parts, "caches-parts": caches_parts}[sys.argv[1]]()
+        (parts | {"pages": pages, "equal": equal})[sys.argv[1]]()
     else:
         for part, seconds in LIMITS.items():
             print(f"== {part}", flush=True)

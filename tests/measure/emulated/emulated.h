@@ -1,6 +1,6 @@
 // What a kernel for Hopper needs, on a CPU: threads as fibers that take turns at random, mbarriers, TMA that comes late and out
-// of order, bulk stores and additions, and wgmma that reads its operands as late as it may. Only what kernels/16_backward.cu
-// and kernels/17_caches.cu use, in bfloat16. Generic proxies and the order of memory are not modelled.
+// of order, bulk stores and additions, and wgmma that reads its operands as late as it may. Only what kernels/15_ragged.cu, 16_backward.cu
+// and 17_caches.cu use, in bfloat16. Generic proxies and the order of memory are not modelled.
 #pragma once
 #include <cassert>
 #include <cmath>
@@ -47,7 +47,7 @@ struct Cta {
     unsigned char* memory; int index;
     std::map<unsigned, Barrier> barriers;
     std::map<int, std::pair<int, long>> named;
-    Warp warps[16]; Group groups[4];
+    Warp warps[32]; Group groups[4];
 };
 struct Bulk { int stage = 0; std::function<void()> read, write; };
 struct Fiber {
