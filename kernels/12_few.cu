@@ -28,6 +28,8 @@ struct Dense { __device__ __forceinline__ void look_up(int) {} };  // keys are n
 // keys of its sequence.
 struct Packing {
     static constexpr bool BY_LENGTHS = false;  // whether a head's parts go by the lengths (rung 17)
+    static constexpr bool BY_MAPS = false;     // whether warpgroups have K and V from TMA
+    static constexpr bool MERGES = false;      // whether the CTA that ends last merges a head's results
     Strides q, k, v, o;
     int queries, keys, group, kv_heads, clusters, cluster, split_keys, masked;
     float scale;
@@ -68,6 +70,11 @@ template <typename T> __device__ constexpr float most_exponent();
 template <> __device__ constexpr float most_exponent<__half>() { return 15; }
 template <> __device__ constexpr float most_exponent<__nv_bfloat16>() { return 30; }
 
+// Brings a map before it is used.
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // Warpgroups issue their products in turns: each waits for its own, and then lets the next one.
 __device__ __forceinline__ void wait_for_turn(int consumer) { synchronize(2 + consumer, 256); }
 template <int CONSUMERS> __device__ __forceinline__ void pass_turn(int consumer) {
@@ -98,6 +105,8 @@ __device__ __forceinline__ void synchronize_cluster() {
 __device__ __forceinline__ void leave_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+// What this thread saw is there for those who see what it writes next, on the whole device.
+__device__ __forceinline__ void order_memory() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 // The address, in the cluster, of what lies at an address of each CTA's shared memory.
 __device__ __forceinline__ unsigned address_in(int cta, unsigned address) {
     unsigned there;
@@ -291,10 +300,10 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS,
 template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS, typename P>
 __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens,
                                             const P& problem) {
-    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS, P::BY_LENGTHS>;
+    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS, P::BY_LENGTHS && !P::BY_MAPS>;
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
     constexpr int COLUMN_PARTS = R::COLUMN_PARTS, OWN_COLUMNS = R::OWN_COLUMNS;
-    constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS;
+    constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS, BY_MAPS = BY_WARPGROUPS && P::BY_MAPS;
     constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
     constexpr int WIDTH = Result<D>::WIDTH, LOG = Result<D>::LOG;
     static_assert(4 * ROWS * PARTS * (WIDTH + 2) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
@@ -318,9 +327,10 @@ __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, 
         full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
         if (threadIdx.x == 0)
             for (int piece = 0; piece < R::PIECES; ++piece) {
-                init_barrier(full + 8 * piece, 4);
+                init_barrier(full + 8 * piece, BY_MAPS ? 1 : 4);
                 init_barrier(empty + 8 * piece, R::CONSUMERS);
             }
+        if constexpr (BY_MAPS) publish_barriers();
         __syncthreads();
     }
     OwnRows<ROWS, D, THREADS> own_rows(first, problem.group);
@@ -329,7 +339,7 @@ __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, 
     const int keys = problem.keys_of(kv_lens, batch);
     const int tile_keys = CAUSAL ? problem.seen(keys, first + ROWS - 1) : keys;  // that any row of the tile sees
     const int cluster_begin = cluster * problem.cluster * problem.split_keys;
-    if (problem.clusters > 1 && cluster_begin >= tile_keys) return;  // `merge` doesn't look for it
+    if ((P::MERGES ? cluster > 0 : problem.clusters > 1) && cluster_begin >= tile_keys) return;  // `merge` doesn't look for it
     const int begin = cluster_begin + rank * problem.split_keys, end = min(tile_keys, begin + problem.split_keys);
     const int tiles = max(0, end - begin + KEYS - 1) / KEYS;
     const T* k_head = k + batch * problem.k.batch + kv_head * problem.k.head;
@@ -340,6 +350,11 @@ __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, 
         if (warp >= R::CONSUMERS) {
             if constexpr (R::MOVES_REGISTERS) give_registers<R::PRODUCER_REGISTERS>();
             launch_next();
+            if constexpr (BY_MAPS) {
+                if (warp == R::CONSUMERS)
+                    problem.template load<R, KEYS, D>(shared_address(ring), full, empty, batch, kv_head, begin, end, tiles);
+                return;
+            }
             const auto publish = [&](int piece) {  // all lanes' copies of it have come
                 publish_to_tma();
                 __syncwarp();
@@ -647,6 +662,16 @@ __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, 
             }
         });
     };
+    if constexpr (P::MERGES) {
+        const int written = max(1, (tile_keys + problem.split_keys - 1) / problem.split_keys);  // parts of these rows
+        Output<T, D> output(o, workspace, problem, head, cluster, first);
+        if (written == 1) output.partials = nullptr;
+        each_result([&](int row, long long offset, int column, const auto& value, float log) {
+            output.take(row, offset, column, value, log);
+        });
+        if (written > 1) problem.template merge<T, D, THREADS>(output, memory, head, cluster, written, first, tile_rows);
+        return;
+    }
     const Output<T, D> output(o, workspace, problem, head, cluster, first);
     if (problem.cluster == 1)
         return each_result([&](int row, long long offset, int column, const auto& value, float log) {

@@ -12,10 +12,6 @@
 //         cp.async, so that it needs many keys: 16 tiles of 128 for each CTA and more.
 #include "12_few.cu"
 
-// Brings a map before it is used.
-__device__ __forceinline__ void prefetch(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
 // A box comes into the shared memory of both CTAs, at the same place, and counts its bytes on the barrier of each.
 __device__ __forceinline__ void load_box_for_both(unsigned to, const TensorMap& map, int column, int row, int head, int batch,
                                                   unsigned barrier) {

@@ -18,8 +18,7 @@
 // Gained  NOTES.md says what is expected.
 // Limits  a sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
 #include "lazy.cuh"
-
-constexpr int ROWS = 1 << 30;  // of a map; no tensor has more
+#include "rows.cuh"
 
 // So many blocks of 64 queries of one head, or of all heads that share K and V, as a CTA takes them. Sequences end at those
 // rows, counted from where a tensor begins.
@@ -185,14 +184,7 @@ template <bool CAUSAL> __device__ __forceinline__ bool sees_nothing(const Ragged
 __device__ __forceinline__ void store_rows(const RaggedProblem&, const TensorMap& o, int column, const RaggedJob& job,
                                            unsigned from) {
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::
-                     "l"(&o), "r"(column), "r"(job.row), "r"(job.head), "r"(job.end), "r"(ROWS), "r"(from) : "memory");
-}
-// Rows of a sequence that ends at a row of its tensor come; `row` is ROWS minus their distance from it.
-__device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int column, int row, int head, int end,
-                                          unsigned barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::
-            "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(ROWS), "r"(barrier) : "memory");
+                     "l"(&o), "r"(column), "r"(job.row), "r"(job.head), "r"(job.end), "r"(MAP_ROWS), "r"(from) : "memory");
 }
 
 // What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, and hands them to the other warps.
@@ -268,7 +260,7 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
     __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, int column, int tile, int kv_head,
                                               unsigned barrier) const {
-        load_rows(to, map, column, ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
+        load_rows(to, map, column, MAP_ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
     }
     // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
     __device__ __forceinline__ void look_ahead(int tile, int tiles) {
@@ -314,7 +306,7 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
                 }
                 __syncwarp();
                 if (column < P::COLUMNS)
-                    load_rows(to + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES, i ? v : k, 64 * column, ROWS - rows, kv_head,
+                    load_rows(to + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES, i ? v : k, 64 * column, MAP_ROWS - rows, kv_head,
                               page * (i ? problem.value_step : problem.key_step) + end, full + barrier);
                 if (lane == 0 && tile + i == 0) begin_pass<P>(smem, state, round);
             }
@@ -356,7 +348,7 @@ __device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, con
             const int block = CAUSAL ? pass.last_block - order : pass.first_block + order;
             const int first_row = pass.member < 0 ? 0 : 64 * block;
             const int head = pass.kv_head * problem.sharing + (pass.member < 0 ? block : pass.member);
-            const int row = ROWS - pass.queries + first_row;
+            const int row = MAP_ROWS - pass.queries + first_row;
             tiles = pass.template tiles<P, CAUSAL>(block);
             wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
             const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
@@ -385,7 +377,7 @@ __device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, con
 template <int BOX> struct ProblemOf { using Type = PagedProblem; };
 template <> struct ProblemOf<0> { using Type = RaggedProblem; };
 
-// q, k, v, o: maps of (ROWS, heads, ends of sequences, -ROWS, D), with any strides. With BOX, K and V are in pages, and their boxes
+// q, k, v, o: maps of (MAP_ROWS, heads, ends of sequences, MAP_ROWS, D), with any strides. With BOX, K and V are in pages, and their boxes
 // have so many rows, which divide those of a page and of a tile. Rows then end where those of a box do.
 template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS, int BOX = 0>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)

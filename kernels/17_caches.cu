@@ -13,9 +13,11 @@
 //         batch split a sequence elsewhere, so that its bits may differ. Results are always merged through the workspace: one short
 //         cache takes about 2 us longer than in rung 12's clusters.
 #include "12_few.cu"
+#include "rows.cuh"
 
 constexpr int LEAST_TILES = 2;  // of a part, if its sequence has as many
 constexpr int MERGED_ROWS = 4;  // that a warp merges, or a part of whose columns
+constexpr int LEAST_GROUP = 8;  // parts that the CTA that ends last merges
 
 // The pages of a sequence: each lane holds the page number of 16 keys of the next tile.
 struct Pages {
@@ -54,8 +56,10 @@ struct Part;
 struct Caches : Packing {
     static constexpr bool BY_LENGTHS = true;
     long long k_page, v_page;
+    unsigned long long mark;  // of counters in the workspace, which memory that nobody wrote doesn't hold by chance
     int batch, wanted, tile_keys, last_page;  // index of the last page in a row of the table
     Divisor page;
+    int k_step, v_step, box;  // for TMA: rows from page to page, and of a box, which is in one page
     __device__ __forceinline__ int tiles_of(const int* kv_lens, int sequence) const {
         return sequence < batch ? (keys_of(kv_lens, sequence) + tile_keys - 1) / tile_keys : 0;
     }
@@ -90,6 +94,162 @@ struct Part : Caches {
         return pages;
     }
     __device__ __forceinline__ Apart apart(bool values) const { return values ? Apart{v_page, v.row} : Apart{k_page, k.row}; }
+};
+
+// Rows of partial results that a CTA merges: `from` and `step` rows further that of the next part, `count` together. A thread has
+// eight columns of two rows at once, and of four parts, so that 32 KB are on their way to a CTA.
+template <int D, int THREADS, typename Deliver>
+__device__ __forceinline__ void merge_rows(const float* from, long long step, int log_at, int count, int rows, Deliver deliver) {
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS, PAIR = 2, AT_ONCE = 4;
+    const int column = threadIdx.x % CHUNKS * 4;
+#pragma unroll 1
+    for (int row = threadIdx.x / CHUNKS; row < rows; row += PAIR * STEP) {
+        float top[PAIR], sum[PAIR] = {}, value[PAIR][2][4] = {};
+#pragma unroll
+        for (int i = 0; i < PAIR; ++i) top[i] = -infinity();
+#pragma unroll 1
+        for (int first = 0; first < count; first += AT_ONCE) {
+            float log[PAIR][AT_ONCE];
+            float4 part[PAIR][AT_ONCE][2];
+#pragma unroll
+            for (int i = 0; i < PAIR; ++i)
+#pragma unroll
+                for (int p = 0; p < AT_ONCE; ++p) {
+                    const bool there = row + i * STEP < rows && first + p < count;
+                    const float* at = from + ((first + p) * step + row + i * STEP) * Partial<D>::SIZE;
+                    log[i][p] = there ? __ldcg(at + log_at) : -infinity();
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        part[i][p][half] = there ? __ldcg(reinterpret_cast<const float4*>(at + column + half * D / 2))
+                                                 : make_float4(0, 0, 0, 0);
+                }
+#pragma unroll
+            for (int i = 0; i < PAIR; ++i) {
+                float higher = top[i];
+#pragma unroll
+                for (int p = 0; p < AT_ONCE; ++p) higher = fmaxf(higher, log[i][p]);
+                const float kept = weight(top[i], higher);
+                top[i] = higher;
+                sum[i] *= kept;
+#pragma unroll
+                for (int x = 0; x < 8; ++x) value[i][x / 4][x % 4] *= kept;
+#pragma unroll
+                for (int p = 0; p < AT_ONCE; ++p) {
+                    const float share = weight(log[i][p], higher);
+                    sum[i] += share;
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const float4 x = part[i][p][half];
+                        value[i][half][0] += share * x.x, value[i][half][1] += share * x.y;
+                        value[i][half][2] += share * x.z, value[i][half][3] += share * x.w;
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < PAIR; ++i) {
+            const float inverse = sum[i] == 0 ? 0 : 1 / sum[i];
+#pragma unroll
+            for (int x = 0; x < 8; ++x) value[i][x / 4][x % 4] *= inverse;
+            if (row + i * STEP < rows) deliver(row + i * STEP, column, value[i], sum[i] == 0 ? -infinity() : top[i] + log2f(sum[i]));
+        }
+    }
+}
+
+// A part whose warpgroups have K and V from TMA, and whose results the CTA that ends last merges. BRINGS: 0 by cp.async, 1 by TMA, 2
+// by TMA with K and V leaving the L2 first.
+template <int BRINGS, bool LAST> struct PartBy : Part {
+    static constexpr bool BY_MAPS = BRINGS > 0, MERGES = LAST;
+    const TensorMap &k_map, &v_map;
+    __device__ __forceinline__ PartBy(const Part& part, const TensorMap& k, const TensorMap& v) : Part(part), k_map(k), v_map(v) {}
+
+    // One warp loads K and V: each lane a box of 64 columns, which is in one page. A lane holds the page number of one of the next
+    // boxes, and that of one behind these, so that no load waits for the table.
+    template <typename R, int KEYS, int D>
+    __device__ __forceinline__ void load(unsigned ring, unsigned full, unsigned empty, int sequence, int kv_head, int begin, int end,
+                                         int tiles) const {
+        const int lane = threadIdx.x % 32, boxes = KEYS / box, own = lane % boxes, column = lane / boxes, tiles_held = 32 / boxes;
+        const unsigned to = ring + column * KEYS * 128 + own * box * 128;
+        const auto look_up = [&](int tile) {
+            const int key = begin + tile * KEYS + lane * box;
+            return !table ? sequence : key < end ? table[page.quotient(key)] : 0;
+        };
+        int number = look_up(0), next = look_up(tiles_held), slot = 0;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int its = __shfl_sync(~0u, number, slot * boxes + own), key = begin + tile * KEYS + own * box;
+            const int rows = min(max(end - key, 0), box), last = page.remainder(key) + rows;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int piece = (2 * tile + i) % R::PIECES;
+                wait(empty + 8 * piece, (2 * tile + i) / R::PIECES % 2 ^ 1);
+                if (lane == 0) arrive_expecting(full + 8 * piece, 2 * R::PIECE);
+                __syncwarp();
+                if (column < D / 64) {
+                    const TensorMap& map = i ? v_map : k_map;
+                    const int at = its * (i ? v_step : k_step) + last;
+                    const unsigned its_place = to + 2 * piece * R::PIECE;
+                    if constexpr (BRINGS == 2) load_rows_once(its_place, map, 64 * column, MAP_ROWS - rows, kv_head, at, full + 8 * piece);
+                    else load_rows(its_place, map, 64 * column, MAP_ROWS - rows, kv_head, at, full + 8 * piece);
+                }
+            }
+            if (++slot == tiles_held) slot = 0, number = next, next = look_up(tile + 1 + tiles_held);
+        }
+    }
+
+    // Whether this CTA is the last of so many to arrive. Their number is in the padding of a row of the workspace. Memory that nobody
+    // wrote counts as 0, and the last one leaves that.
+    template <int D, int THREADS> __device__ __forceinline__ bool arrives_last(float* row, int all, void* shared) const {
+        int* const last = static_cast<int*>(shared);
+        synchronize(1, THREADS);  // all have stored their results, and read those in shared memory
+        if (threadIdx.x == 0) {
+            auto* const counter = reinterpret_cast<unsigned long long*>(row + Partial<D>::LOG + 2);
+            unsigned long long before, next, there = 0;
+            order_memory();
+            do {
+                before = there;
+                next = (before ^ mark) < 256 ? before + 1 : mark + 1;
+            } while ((there = atomicCAS(counter, before, next)) != before);
+            *last = next == mark + all;
+            if (*last) {
+                *counter = 0;
+                order_memory();
+            }
+        }
+        synchronize(1, THREADS);
+        return *last;
+    }
+
+    // Merges the results of `written` parts, if this CTA ends last: always in the order of their numbers. Where they are more than a
+    // group, each group's last CTA merges that first, and leaves the result in place of its first part's.
+    template <typename T, int D, int THREADS>
+    __device__ __forceinline__ void merge(const Output<T, D>& output, void* shared, int head, int number, int written, int first,
+                                          int tile_rows) const {
+        constexpr int SIZE = Partial<D>::SIZE, LOG = Partial<D>::LOG;
+        const int rows = this->rows(), kv_head = head % kv_heads;
+        const long long step = rows;
+        float* const all = output.partials - number * step * SIZE;
+        const auto to_output = [&](int row, int column, const auto& value, float) {
+            const long long offset = this->offset(o, 0, 0, first + row);
+            store(output.o + offset + column, value[0]);
+            store(output.o + offset + column + D / 2, value[1]);
+        };
+        int group = LEAST_GROUP;
+        while (group * group < written) group *= 2;
+        const int begin = number / group * group, members = min(group, written - begin);
+        float* const own = all + begin * step * SIZE;
+        if (!arrives_last<D, THREADS>(own, members, shared)) return;
+        if (members == written) return merge_rows<D, THREADS>(own, step, LOG, members, tile_rows, to_output);
+        // Beside the first part's logarithm, which other threads read.
+        merge_rows<D, THREADS>(own, step, LOG, members, tile_rows, [&](int row, int column, const auto& value, float log) {
+            store(own + row * SIZE + column, value[0]);
+            store(own + row * SIZE + column + D / 2, value[1]);
+            if (column == 0) own[row * SIZE + LOG + 1] = log;
+        });
+        const int groups = (written + group - 1) / group;
+        if (arrives_last<D, THREADS>(all + step * SIZE, groups, shared))
+            merge_rows<D, THREADS>(all, group * step, LOG + 1, groups, tile_rows, to_output);
+    }
 };
 
 // The part of work item `item`: parts go sequence by sequence, and each has one item per head. `clusters` is 0 beyond the last.
@@ -138,14 +298,17 @@ __device__ __forceinline__ Part Caches::parts(const int* kv_lens, int head) cons
 
 // q, o: (batch, heads, rows, D), k, v: the same or (pages, heads, rows, D), with any strides. Each tile of rows and part of
 // a head of K and V has a CTA; further CTAs end at once.
-template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
+template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS, int BRINGS = 0, int LAST = 0>
 __global__ void __launch_bounds__(32 * WARPS, CTAS)
 caches(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const int* block_table,
-       const Caches problem) {
+       const Caches problem, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
+    if constexpr (ROWS >= 64 && BRINGS > 0)
+        if (threadIdx.x == 0) prefetch(k_map), prefetch(v_map);
     wait_for_previous();
     const Part part = problem.part(kv_lens, block_table, blockIdx.x / ((problem.rows() + ROWS - 1) / ROWS));
     if (part.clusters == 0) return;
-    attend_part<T, D, CAUSAL, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>(q, k, v, o, workspace, kv_lens, part);
+    const PartBy<BRINGS, LAST != 0> by(part, k_map, v_map);
+    attend_part<T, D, CAUSAL, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>(q, k, v, o, workspace, kv_lens, by);
 }
 
 // The merge of one row's partial results: a warp has up to 128 columns, each lane neighbouring ones.

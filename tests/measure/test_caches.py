@@ -25,7 +25,7 @@ TILES = "memory + 2 * D * (ROWS + 2 * STAGES * KEYS)"
 BEHIND = f"auto* const barriers = reinterpret_cast<unsigned long long (*)[R::PIECES]>({TILES});"
 # PTX in 12_few.cu that emulated.h and caches.cpp replace: from one comment to the next.
 CUTS = (
-    ("// Warpgroups issue their", "// Where a chunk of eight"),
+    ("// Brings a map before", "// Where a chunk of eight"),
     ("// Sixteen bytes; where", "// Four columns of a row"),
 )
 
@@ -55,6 +55,7 @@ def emulator(tmp_path_factory):
 @pytest.mark.parametrize(
     ("head_dim", "causal", "rows", "kv_heads", "group", "queries", "keys", "page", "wanted", "lengths"),
     [
+        (128, 1, 64, 1, 4, 16, 2048, 64, 40, [2048, 33]),  # 16 parts
         (128, 0, 16, 2, 4, 1, 700, 0, 6, [700, 0, 1, 64]),
         (128, 1, 16, 2, 2, 3, 512, 16, 4, [512, 70, 0, 1, 513, -3]),  # beyond the table's row; fewer than queries
         (128, 1, 64, 1, 4, 16, 384, 64, 4, [384, 33, 0, 5]),
@@ -67,13 +68,16 @@ def emulator(tmp_path_factory):
 def test_the_kernel_on_an_emulated_multiprocessor(
     emulator, head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted, lengths
 ):
+    grouped = keys > 1536
     sizes = (head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted)
     found = []
-    for seed in range(3):
-        command = [emulator, *map(str, (*sizes, seed, *lengths))]
+    for seed, (brings, last) in enumerate(product((0, 1), repeat=2)):  # by TMA, and merged by the CTA that ends last
+        command = [emulator, *map(str, (*sizes, seed, brings, last, *lengths))]
         said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
         found.append(dict(line.split() for line in said.splitlines()))
-    assert all(each == found[0] for each in found)  # the same bits for any timing of threads and copies
+    assert found[0] == found[2]  # the same bits for any timing of threads and copies
+    assert found[1] == found[3]
+    assert (found[0] == found[1]) != grouped  # groups of parts are merged first
     assert float(found[0]["error"]) < 0.004
     assert found[0]["blind"] == "0"  # queries that see no key
     assert int(found[0]["problem_bytes"]) == ctypes.sizeof(problem.Caches)

@@ -28,8 +28,7 @@ BODIES = {  # of functions that are PTX
     "reload_thread": "return threadIdx.x % 128;",
     "reciprocal": "return 1 / x;",
     "ping_pong_signal": "arrive_by_name(5 + (consumer + 1) % CONSUMERS, 256);",
-    "load_rows": "load_row_box(to, map, column, row, head, end, ROWS, barrier);",
-    "store_rows": "store_row_box(o, column, job.row, job.head, job.end, ROWS, from);",
+    "store_rows": "store_row_box(o, column, job.row, job.head, job.end, MAP_ROWS, from);",
 }
 SPECIALISED = re.compile(r"template <> __device__ __forceinline__ unsigned multiplied<.*?^\}\n", re.M | re.S)
 ASSEMBLY = re.compile(r'asm volatile\((?:"[^"]*"|[^";])*\);')

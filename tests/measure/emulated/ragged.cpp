@@ -8,23 +8,6 @@ struct int4 { int x, y, z, w; };
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int atomicAdd(int* at, int x) { const int before = *at; *at += x; emu::pause(); return before; }
 inline int atomicExch(int* at, int x) { const int before = *at; *at = x; emu::pause(); return before; }
-// Where a row is, of a map as `maps.ragged` makes it; null if it is out of bounds. `batch` is the size of the tensor.
-inline unsigned char* place_of(const TensorMap& m, int column, long row, int head, int end, int rows) {
-    if (row >= rows) return nullptr;
-    const long at = (row - rows + end) * m.srow + head * m.shead + column;
-    assert(head < m.heads && at >= 0 && at + 64 <= m.batch);
-    return m.base + 2 * at;
-}
-inline void load_row_box(unsigned to, const TensorMap& m, int column, int row, int head, int end, int rows, unsigned bar) {
-    auto* cta = emu::current->cta; const TensorMap map = m; assert(to % 1024 == 0);
-    emu::loads.push_back([=] {
-        for (int r = 0; r < map.box; ++r) for (int c = 0; c < 8; ++c) {
-            auto* from = place_of(map, column, row + r, head, end, rows); auto* at = cta->memory + to + swizzled_offset(r, c);
-            from ? memcpy(at, from + 16 * c, 16) : memset(at, 0, 16);
-        }
-        auto& b = cta->barriers[bar]; b.tx -= map.box * 128; end_phase(b);
-    });
-}
 inline void store_row_box(const TensorMap& m, int column, int row, int head, int end, int rows, unsigned from) {
     auto* cta = emu::current->cta; auto data = std::make_shared<std::vector<unsigned char>>(m.box * 128); const TensorMap map = m;
     add_bulk([=] { for (int r = 0; r < map.box; ++r) for (int c = 0; c < 8; ++c) memcpy(&(*data)[r * 128 + 16 * c], cta->memory + from + swizzled_offset(r, c), 16); },

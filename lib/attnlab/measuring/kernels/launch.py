@@ -170,6 +170,7 @@ class SplitLaunch(Launch):
         workspace_floats: the size of the workspace.
         batch: the number of sequences.
         pages: of each sequence in a block table; None if the kernel takes none.
+        merged_by_last: whether the first kernel merges results too, and there is no second one.
     """
 
     cluster: int
@@ -178,6 +179,7 @@ class SplitLaunch(Launch):
     workspace_floats: int
     batch: int
     pages: int | None = None
+    merged_by_last: bool = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.of_lengths(q, k, v, None)
@@ -219,7 +221,7 @@ class SplitLaunch(Launch):
         parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths, *tables))
         config.hStream = merge_config.hStream = torch._C._cuda_getCurrentRawStream(self.device)
         (error,) = self._launch_early(config, self._fixed[0], parameters.address, 0)
-        if error == self._success and workspace is not None:
+        if error == self._success and workspace is not None and not self.merged_by_last:
             merging.point((output.data_ptr(), partial_results, lengths))
             (error,) = self._launch_early(merge_config, self._merge, merging.address, 0)
         if error != self._success:

@@ -10,6 +10,7 @@ A kernel that splits keys has the struct of kernels/12_few.cu: each CTA has a ti
 
 import ctypes
 import math
+import secrets
 from functools import lru_cache
 from itertools import count
 
@@ -217,13 +218,16 @@ class Caches(Packing):
     """The problem of a kernel that splits keys by sequence lengths, and sets `clusters` and `split_keys` on the device.
 
     It aims at `wanted` parts of the keys of a head of K and V over all sequences. With a block table, `batch` strides
-    of K and V are 0, and pages are `k_page` and `v_page` apart.
+    of K and V are 0, and pages are `k_page` and `v_page` apart. TMA has boxes of `box` keys, and pages that are
+    `k_step` and `v_step` rows apart. `mark` is a random multiple of 256, with which counters in the workspace begin.
     """
 
     _fields_ = (
         *((name, ctypes.c_longlong) for name in ("k_page", "v_page")),
+        ("mark", ctypes.c_ulonglong),
         *((name, ctypes.c_int) for name in ("batch", "wanted", "tile_keys", "last_page")),
         ("page", Divisor),
+        *((name, ctypes.c_int) for name in ("k_step", "v_step", "box")),
     )
 
     @classmethod
@@ -248,11 +252,13 @@ class Caches(Packing):
             *(queries, keys, group, kv_heads, 0, 1, 0, causal),
             scale,
             *apart,
+            256 * secrets.randbits(56),
             batch,
             max(1, min(PARTS_HELD * held // tile.items(group * queries, kv_heads), most)),
             tile.keys,
             max(pages - 1, 0),
             Divisor.of(page),
+            box=math.gcd(page, tile.keys) if pages else tile.keys,
         )
 
     def parts(self, batch: int) -> int:

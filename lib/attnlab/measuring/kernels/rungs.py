@@ -44,6 +44,8 @@ PARTIAL_EXTRA = 4
 # Scores are scaled in single precision. A smaller factor would be 0, and minus infinity times 0 is NaN. With a larger
 # factor, the rounding error of a row's largest score may exceed the range of exp.
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e3
+# Tiles with so many rows are multiplied by warpgroups, whose K and V may come by TMA.
+WARPGROUP_ROWS = 64
 # The cluster size of CTAs that load K and V for each other.
 PAIR = 2
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
@@ -362,9 +364,19 @@ def _split(
     results = heads * queries * packing.partial_results(batch)
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
     of_warp = MERGED_ROWS if rung.by_lengths else 1
-    parameters: Callable[[], Pointers] = partial(Pointers, [packing], 7 if rung.by_lengths else 6)
+    parameters: Callable[[], Pointers] = partial(Pointers, [packing], 6)
     if rung.paired:
         parameters = partial(MappedPointers, [packing], 6, _encoded(rung, tile, q, k, v, compiled.dtype))
+    merged_by_last = False
+    if isinstance(packing, Caches):
+        unused = [ctypes.create_string_buffer(maps.BYTES) for _ in range(2)]
+        parameters = partial(Pointers, [packing, *unused], 7)
+        if tile.template.get("brings") and tile.rows >= WARPGROUP_ROWS:
+            packing.k_step, packing.v_step = maps.step(k), maps.step(v)
+            address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
+            encoded = [maps.ragged(tensor, address, packing.box) for tensor in (k, v)]
+            parameters = partial(MappedPointers, [packing], 7, encoded)
+        merged_by_last = bool(tile.template.get("last"))
     return SplitLaunch(
         compiled.function.kernel.ptr,
         tile.items(of_head, packing.kv_heads) * packing.parts(batch),
@@ -379,6 +391,7 @@ def _split(
         results * (head_dim + PARTIAL_EXTRA),
         batch,
         pages if rung.by_lengths else None,
+        merged_by_last,
     )
 
 

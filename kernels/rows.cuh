@@ -1,0 +1,25 @@
+// Rows of sequences of any lengths by TMA: a box ends where its sequence does, and what is behind reads as 0.
+//
+// A map has MAP_ROWS rows, as `maps.ragged` makes it. Row r of a sequence of n, which ends before row e of its tensor, is at
+// (MAP_ROWS - n + r, head, e, MAP_ROWS).
+#pragma once
+#include "hopper.cuh"
+
+constexpr int MAP_ROWS = 1 << 30;  // no tensor has more
+
+// Rows of a sequence that ends at a row of its tensor come; `row` is MAP_ROWS minus their distance from it.
+__device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int column, int row, int head, int end,
+                                          unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::
+            "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
+}
+// The same, and they leave the L2 before others do.
+__device__ __forceinline__ void load_rows_once(unsigned to, const TensorMap& map, int column, int row, int head, int end,
+                                               unsigned barrier) {
+    asm volatile(
+        "{.reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], policy;}" ::
+            "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
+}
