@@ -9,8 +9,8 @@ of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed 
 - times: 32 sequences of 73 to 1,886 tokens, and equal lengths of the same work, next to other implementations, in µs.
 - caches: 1 and 16 queries over 32 caches, against float64, and with pages bit by bit against without pages.
   Then times next to other implementations, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
-- caches-tma: the same case with K and V by TMA, and results merged by the CTA that ends last. Checks errors, and bits in
-  2 streams at once and in graphs with other lengths. Then times in turns, in µs.
+- caches-tma: the same case with K and V by TMA, and results merged by the CTA that ends last. Checks errors, and bits
+  in 2 streams at once and in graphs with other lengths. Then times in turns, in µs.
 - caches-cases: small caches of all tiles by TMA and merged by the CTA that ends last, bit by bit next to cp.async.
 - pages: 512 new tokens of 16 sequences over caches of 1,024 to 8,192 tokens, bit by bit with and without pages.
   Then times next to copies of the pages and flash-attn-4, in µs.
