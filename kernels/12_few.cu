@@ -27,9 +27,8 @@ struct Dense { __device__ __forceinline__ void look_up(int) {} };  // keys are n
 // are split over `clusters` of `cluster` CTAs, with `split_keys` each. Under the mask, if `masked`, the last query sees all
 // keys of its sequence.
 struct Packing {
-    static constexpr bool BY_LENGTHS = false;  // whether a head's parts go by the lengths (rung 17)
-    static constexpr bool BY_MAPS = false;     // whether warpgroups have K and V from TMA
-    static constexpr bool MERGES = false;      // whether the CTA that ends last merges a head's results
+    // Whether parts go by the lengths (rung 17). Warpgroups then have K and V from TMA, and the CTA that ends last merges.
+    static constexpr bool BY_LENGTHS = false;
     Strides q, k, v, o;
     int queries, keys, group, kv_heads, clusters, cluster, split_keys, masked;
     float scale;
@@ -41,7 +40,6 @@ struct Packing {
     __device__ __forceinline__ long long slot(int head, int cluster) const {
         return static_cast<long long>(head) * clusters + cluster;
     }
-    __device__ __forceinline__ const Packing& parts(const int*, int) const { return *this; }
     // Where keys are, as `load_keys` takes it.
     __device__ __forceinline__ Dense places(int, int) const { return {}; }
     __device__ __forceinline__ long long apart(bool values) const { return values ? v.row : k.row; }
@@ -272,7 +270,7 @@ __device__ __forceinline__ void merge_cluster(const float* results, int rank, in
 
 // How the warps of a CTA share the work. With less than 64 rows warps multiply, and share the keys of a tile. From then on
 // warpgroups do, and one more loads K and V, one piece after the other, into a ring of PIECES.
-template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS, bool PAGES = false> struct Roles {
+template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS> struct Roles {
     static constexpr bool BY_WARPGROUPS = ROWS >= 64, IN_TURNS = TURNS && ROWS > 64;
     static constexpr int CONSUMERS = WARPS - 4 * BY_WARPGROUPS, THREADS = 32 * CONSUMERS;  // warps and threads that multiply
     // A warp multiplies with 16 keys at least: where a tile has fewer for each warp, its warps share the columns of V too.
@@ -284,7 +282,7 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS,
     static constexpr int WANTED = 32 * 1024 / PIECE, BEHIND = WANTED < PIECES - 3 ? WANTED : PIECES - 3;
     // setmaxnreg: a warpgroup that asks for more than the others left of the CTA's registers waits for good.
     static constexpr int LAUNCH_REGISTERS = 65536 / (32 * WARPS * CTAS) / 8 * 8;
-    static constexpr int PRODUCER_REGISTERS = (ROWS > 128 ? 32 : 40) + 16 * (PAGES && D < 256);  // to look pages up
+    static constexpr int PRODUCER_REGISTERS = ROWS > 128 ? 32 : 40;
     static constexpr int LEFT = (WARPS / 4 * LAUNCH_REGISTERS - PRODUCER_REGISTERS) / (CONSUMERS / 4) / 8 * 8;
     static constexpr int CONSUMER_REGISTERS = LEFT < 240 ? LEFT : 240;
     // A warpgroup that is launched with more registers than that keeps them.
@@ -300,10 +298,10 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS,
 template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS, typename P>
 __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens,
                                             const P& problem) {
-    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS, P::BY_LENGTHS && !P::BY_MAPS>;
+    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>;
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
     constexpr int COLUMN_PARTS = R::COLUMN_PARTS, OWN_COLUMNS = R::OWN_COLUMNS;
-    constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS, BY_MAPS = BY_WARPGROUPS && P::BY_MAPS;
+    constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS, BY_MAPS = BY_WARPGROUPS && P::BY_LENGTHS;
     constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
     constexpr int WIDTH = Result<D>::WIDTH, LOG = Result<D>::LOG;
     static_assert(4 * ROWS * PARTS * (WIDTH + 2) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
@@ -339,7 +337,7 @@ __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, 
     const int keys = problem.keys_of(kv_lens, batch);
     const int tile_keys = CAUSAL ? problem.seen(keys, first + ROWS - 1) : keys;  // that any row of the tile sees
     const int cluster_begin = cluster * problem.cluster * problem.split_keys;
-    if ((P::MERGES ? cluster > 0 : problem.clusters > 1) && cluster_begin >= tile_keys) return;  // `merge` doesn't look for it
+    if ((P::BY_LENGTHS ? cluster > 0 : problem.clusters > 1) && cluster_begin >= tile_keys) return;  // `merge` doesn't look for it
     const int begin = cluster_begin + rank * problem.split_keys, end = min(tile_keys, begin + problem.split_keys);
     const int tiles = max(0, end - begin + KEYS - 1) / KEYS;
     const T* k_head = k + batch * problem.k.batch + kv_head * problem.k.head;
@@ -662,7 +660,7 @@ __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, 
             }
         });
     };
-    if constexpr (P::MERGES) {
+    if constexpr (P::BY_LENGTHS) {
         const int written = max(1, (tile_keys + problem.split_keys - 1) / problem.split_keys);  // parts of these rows
         Output<T, D> output(o, workspace, problem, head, cluster, first);
         if (written == 1) output.partials = nullptr;
@@ -707,8 +705,8 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 
 // The results of the clusters of each row: a warp for 128 columns of a row at most, a CTA for as many of a head of K and V as it
 // has warps.
-template <typename T, int D, typename Problem>
-__device__ __forceinline__ void merge_parts(T* o, const float* workspace, const int* kv_lens, const Problem& problem) {
+template <typename T, int D>
+__global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
     using P = Partial<D>;
     // Warps of a row; neighbouring columns of a lane; results that are on their way.
     constexpr int WARPS = D > 128 ? D / 128 : 1, COLUMNS = D / 32 / WARPS, AT_ONCE = 8;
@@ -720,13 +718,10 @@ __device__ __forceinline__ void merge_parts(T* o, const float* workspace, const 
     launch_next();
     wait_for_previous();
     if (row >= rows) return;
-    const auto& parts = problem.parts(kv_lens, head);
-    if constexpr (Problem::BY_LENGTHS)
-        if (parts.clusters == 1) return;  // O is there
-    const int cluster_keys = parts.cluster * parts.split_keys;
+    const int cluster_keys = problem.cluster * problem.split_keys;
     const int keys = problem.keys_of(kv_lens, batch), seen = problem.masked ? problem.seen(keys, row) : keys;
     const int written = (max(0, seen) + cluster_keys - 1) / cluster_keys;
-    const float* from = workspace + (parts.slot(head, 0) * rows + row) * P::SIZE;
+    const float* from = workspace + (problem.slot(head, 0) * rows + row) * P::SIZE;
     const long long step = static_cast<long long>(rows) * P::SIZE;
 
     float top = -infinity(), sum = 0, value[COLUMNS] = {};  // relative to 2^top
@@ -767,9 +762,4 @@ __device__ __forceinline__ void merge_parts(T* o, const float* workspace, const 
 #pragma unroll
     for (int x = 0; x < COLUMNS; x += 2) packed.x[x / 2] = pack<T>(value[x] * inverse, value[x + 1] * inverse);
     reinterpret_cast<Packed*>(o + problem.offset(problem.o, batch, kv_head, row) + column)[lane] = packed;
-}
-
-template <typename T, int D>
-__global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
-    merge_parts<T, D>(o, workspace, kv_lens, problem);
 }

@@ -14,12 +14,3 @@ __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::
             "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
 }
-// The same, and they leave the L2 before others do.
-__device__ __forceinline__ void load_rows_once(unsigned to, const TensorMap& map, int column, int row, int head, int end,
-                                               unsigned barrier) {
-    asm volatile(
-        "{.reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], policy;}" ::
-            "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
-}

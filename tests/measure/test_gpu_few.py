@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from on_gpu import GPU, drawn, require_passed, served, while_copying
+from torch.nn.functional import pad
 
 import attnlab
 from attnlab.measuring.gate.gate import Gate
@@ -155,14 +156,15 @@ def test_pages_give_the_bits_of_what_they_hold_whatever_lies_behind(caches, page
 
 
 def test_many_queries_over_pages_and_pages_of_any_size_are_right(caches):
-    for queries, page in ((300, 16), (2, 24)):
+    for queries, page, padding in ((300, 16, 0), (2, 24, 0), (16, 16, 8)):  # pages that aren't whole rows apart
         q, k, v = drawn(Shape(2, 8, queries, 128, True, "bfloat16", kv_heads=2, kv_len=40 * page))
-        pages = [tensor.unflatten(2, (40, page)).transpose(1, 2).flatten(0, 1) for tensor in (k, v)]
+        pages = [tensor.unflatten(2, (40, page)).transpose(1, 2).flatten(0, 1).flatten(1) for tensor in (k, v)]
+        pages = [pad(its, (0, padding))[:, : its.shape[1]].unflatten(1, (2, page, 128)) for its in pages]
         table = torch.arange(80, dtype=torch.int32, device=GPU).view(2, 40)
         lengths = [40 * page, 333]
         lens = torch.tensor(lengths, device=GPU)
         output = attnlab.attend(q, *pages, True, kv_lens=lens, block_table=table)
-        require_right(output, (q, k, v), lengths, True, str(page))
+        require_right(output, (q, k, v), lengths, True, f"{queries} {page} {padding}")
 
 
 def require_right(outputs, given, lengths, causal, words):
@@ -226,21 +228,23 @@ def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_chan
     assert wrong.item() == 0
 
 
-def test_streams_and_graphs_have_workspaces_of_their_own(few):
+@pytest.mark.parametrize("name", ["few", "caches"])
+def test_streams_and_graphs_have_workspaces_of_their_own(request, name):
+    kernel = request.getfixturevalue(name)
     many = [drawn(MODEL.resized(batch=1), seed) for seed in range(4)]
-    right = [few(*given, True) for given in many]
+    right = [kernel(*given, True) for given in many]
     streams = [torch.cuda.Stream() for _ in many]
     torch.cuda.synchronize()
     for _ in range(200):
         found = []
         for given, stream in zip(many, streams, strict=True):
             with torch.cuda.stream(stream):
-                found.append(few(*given, True))
+                found.append(kernel(*given, True))
         torch.cuda.synchronize()
         assert all(map(torch.equal, found, right))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = [few(*given, True) for given in many]
+        outputs = [kernel(*given, True) for given in many]
     for _ in range(20):
         for output in outputs:
             output.fill_(torch.nan)

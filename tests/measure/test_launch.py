@@ -232,6 +232,28 @@ def test_a_warp_merges_128_columns_of_a_row_at_most(driver, head_dim, warps):
     assert made.workspace_floats % (2 * 6 * 5 * (head_dim + 4)) == 0 < made.workspace_floats
 
 
+@pytest.mark.parametrize("queries", [1, 16])
+def test_caches_whose_pages_are_not_whole_rows_apart_come_without_tma_or_not_at_all(driver, queries):
+    caches, entry = ladder.rung(rungs.CACHES), SimpleNamespace(kernel=SimpleNamespace(ptr=8))
+    q, memory = torch.empty(2, 8, queries, 128, dtype=torch.float16), torch.empty(6, 2 * 16 * 128 + 8)
+    k = memory.half()[:, :-8].unflatten(1, (2, 16, 128))
+    (tile,) = caches.tiles_for(128, 48, True, 4 * queries)
+    compiled = rungs._Compiled(tile, "float16", entry, "caches", "sm_90a", 1, None, ((1, 132),))
+    if queries == 16:
+        with pytest.raises(Unsupported, match=r"aren't whole rows apart$"):
+            rungs._split(caches, compiled, q, k, k, True, 0.5, 3)
+        return
+    made = rungs._split(caches, compiled, q, k, k, True, 0.5, 3)
+    assert (made.merge, made.pages) == (0, 3)
+
+
+def test_without_a_second_kernel_only_the_first_is_launched(driver):
+    made = split(driver, 100)
+    made.merge = 0
+    made(Q, Q, Q)
+    assert [function for function, *_ in driver.early] == [SPLITTING]
+
+
 def test_maps_of_keys_and_values_follow_what_pointers_are_launched_with(driver):
     scalar, descriptions = ctypes.c_int(9), [bytes([number]) * maps.BYTES for number in (1, 2)]
     parameters = MappedPointers([scalar], 4, descriptions)

@@ -9,9 +9,6 @@ of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed 
 - times: 32 sequences of 73 to 1,886 tokens, and equal lengths of the same work, next to other implementations, in µs.
 - caches: 1 and 16 queries over 32 caches, against float64, and with pages bit by bit against without pages.
   Then times next to other implementations, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
-- caches-tma: the same case with K and V by TMA, and results merged by the CTA that ends last. Checks errors, and bits
-  in 2 streams at once and in graphs with other lengths. Then times in turns, in µs.
-- caches-cases: small caches of all tiles by TMA and merged by the CTA that ends last, bit by bit next to cp.async.
 - pages: 512 new tokens of 16 sequences over caches of 1,024 to 8,192 tokens, bit by bit with and without pages.
   Then times next to copies of the pages and flash-attn-4, in µs.
 - equal: sequences of one length next to `kernel.best`, in µs.
@@ -42,8 +39,7 @@ from attnlab.serving import ragged
 from attnlab.study import ladder
 
 GPU = torch.device("cuda")
-LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150}
-LIMITS |= {"caches-tma": 110, "caches-cases": 170, "pages": 150, "equal": 90}
+LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150, "pages": 150, "equal": 90}
 """Seconds that each part may take."""
 CASES = 300
 SENTINEL = -77.0
@@ -419,8 +415,6 @@ def caches() -> None:
                 ("few", partial(few, q, k, v, True, None, lens)),
                 ("sdpa", partial(ragged.masked, q, k, v, lens, True, None)),
             ]
-            rows = [tile for tile in own.tiles if tile.head_dim == 128 and tile.rows == max(16, 4 * queries)]
-            named += [(tile.name, partial(rungs.kernel(own, tile), q, k, v, True, None, lens)) for tile in rows]
             for parts in (1, 2, 4, 6):
                 with patch.object(problem, "PARTS_HELD", parts):
                     kernel = rungs.Kernel(own)
@@ -437,159 +431,6 @@ def caches() -> None:
             print(f"{wrong} wrong so far", flush=True)
             floor = 4096 * sum(lengths) / 4.4e6
             timed(named, f"{law}, {sum(lengths)} keys ({floor:.0f} us at 4.4 TB/s), {queries} queries:", calls=4)
-    raise SystemExit(wrong > 0)
-
-
-def by(name: str, head_dim: int = 128, **template: int) -> rungs.Kernel:
-    """`kernel.caches` with one tile, and further template arguments."""
-    rung = ladder.rung(rungs.CACHES)
-    tile = next(tile for tile in rung.tiles if (tile.name, tile.head_dim) == (name, head_dim))
-    tile = tile.model_copy(update={"template": tile.template | template})
-    return rungs.Kernel(rung.model_copy(update={"tiles": [tile]}))
-
-
-def caches_tma() -> None:
-    some, held = random.Random(7), 16384
-    drawn = [math.exp(some.uniform(math.log(549), math.log(16335))) for _ in range(32)]
-    laws = {
-        "log-uniform": [round(129_000 * x / sum(drawn)) for x in drawn],
-        "uniform": [549, 16335, *(some.randint(549, 16335) for _ in range(30))],
-    }
-    draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
-    k, v = draw(32, 8, held, 128), draw(32, 8, held, 128)
-    paged = {size: in_pages(k, v, size) for size in (16, 64, 256)}
-    # All sequences and heads are nearly the same 4 MB.
-    near_k, near_v = (draw(held + 64, 128).as_strided(k.shape, (128, 128, 128, 1)) for _ in range(2))
-    tma, last, both = {"brings": 1, "last": 0}, {"brings": 0, "last": 1}, {"brings": 1, "last": 1}
-    once = {"brings": 2, "last": 1}
-    wrong = 0
-    few = {tile.name: tile for tile in ladder.rung("kernel.few").tiles if tile.head_dim == 128}
-    for queries in (16, 1):
-        name = {16: "rows_64", 1: "rows_16"}[queries]
-        ways: dict[str, tuple[str, dict[str, int], int]] = {"today": (name, {}, 3), "last": (name, last, 3)}
-        if queries == 16:
-            ways |= {"tma": (name, tma, 3), "tma, last": (name, both, 3), "tma, last, evict": (name, once, 3)}
-            ways |= {f"tma, last, {n} parts": (name, both, n) for n in (2, 4)}
-            ways |= {"tma, last, evict, 2 parts": (name, once, 2), "by two, tma, last": ("rows_64_by_two", both, 3)}
-        else:
-            ways |= {f"last, {n} parts": (name, last, n) for n in (2, 4)}
-        kernels = {way: by(its, **template) for way, (its, template, _) in ways.items()}
-        launches: dict[tuple[str, int], Any] = {}
-        q = draw(32, 32, queries, 128)
-        for way, (_, _, parts) in ways.items():
-            with patch.object(problem, "PARTS_HELD", parts):
-                tensors = {0: (k, v, None), -1: (near_k, near_v, None)} | paged
-                for size, (its_k, its_v, table) in tensors.items():
-                    pages = 0 if table is None else table.shape[1]
-                    made = kernels[way]
-                    prepared = (
-                        made.paged(q, its_k, its_v, pages, True, None)
-                        if pages
-                        else made.prepared(q, its_k, its_v, True, None)
-                    )
-                    launches[way, size] = prepared.launch
-        print(f"{queries} queries: compiled", flush=True)
-
-        def call(way: str, size: int, q: Tensor, lens: Tensor) -> Callable[[], Tensor]:
-            if size <= 0:
-                tensors = (near_k, near_v) if size else (k, v)
-                return partial(launches[way, size].of_lengths, q, *tensors, lens)  # noqa: B023
-            return partial(launches[way, size].of_lengths, q, *paged[size][:2], lens, paged[size][2])  # noqa: B023
-
-        for law, lengths in laws.items():
-            lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
-            limits, rights = [], []
-            for i, n in enumerate(lengths):
-                own_q, own_k, own_v = (x[i].transpose(0, 1) for x in (q, k[:, :, :n], v[:, :, :n]))
-                right, bound = exact(own_q, own_k, own_v, True, None)
-                rights.append(right)
-                limits.append(1.2 * UNIT[torch.bfloat16] * (right.abs() + 2 * bound) + 1e-4)
-            right, limit = (torch.stack(x).transpose(1, 2) for x in (rights, limits))
-            outputs_of = {way: call(way, 0, q, lens)() for way in ways}
-            for way, output in outputs_of.items():
-                worst = float(((output.double() - right).abs() / limit).nan_to_num(torch.inf, torch.inf).max())
-                again = [torch.equal(output, call(way, size, q, lens)()) for size in (0, 16, 64, 256)]
-                same = torch.equal(output, outputs_of["today"])
-                wrong += worst > 1 or not all(again)
-                print(f"  {way}: error {worst:.2f} of the allowed, the same bits {again}, today's {same}", flush=True)
-            for way in ways:
-                wrong += not at_once(call(way, 0, q, lens), outputs_of[way])
-            if law == "uniform":
-                for way in ("last", "tma, last") if queries == 16 else ("last",):
-                    lens_now = lens.clone()
-                    graph = captured_calls(call(way, 64, q, lens_now), 3)
-                    lens_now.copy_(torch.tensor(laws["log-uniform"], dtype=torch.int32, device=GPU))
-                    for _ in range(3):
-                        graph.replay()
-                    lens_now.copy_(lens)
-                    graph.replay()
-                    output = call(way, 64, q, lens_now)()
-                    wrong += not torch.equal(output, outputs_of[way])
-            print(f"{wrong} wrong so far", flush=True)
-            title = f"{law}, {sum(lengths)} keys, {queries} queries"
-            named: list[tuple[str, Callable[[], Any]]] = [(way, call(way, 0, q, lens)) for way in ways]
-            if queries == 16:
-                kernel = rungs.kernel(ladder.rung("kernel.few"), few["rows_64_by_two"])
-                named.append(("few:rows_64_by_two", partial(kernel, q, k, v, True, None, lens)))
-            timed(named, f"{title}: both kernels:", calls=4)
-            for size in (16, 64, 256):
-                timed([(way, call(way, size, q, lens)) for way in ways], f"{title}, pages of {size}:", calls=4)
-            timed([(way, call(way, -1, q, lens)) for way in ways], f"{title}, from the L2, both kernels:", calls=4)
-            alone = [way for way in ways if not ways[way][1].get("last")]
-            for size in (0, -1):
-                for way in alone:
-                    launches[way, size].merged_by_last = True
-                place = "from the L2, first kernel alone" if size else "first kernel alone"
-                timed([(way, call(way, size, q, lens)) for way in alone], f"{title}, {place}:", calls=4)
-                for way in alone:
-                    launches[way, size].merged_by_last = False
-    raise SystemExit(wrong > 0)
-
-
-def at_once(call: Callable[[], Tensor], right: Tensor) -> bool:
-    """Whether calls in 2 streams at once give this."""
-    torch.cuda.synchronize()
-    streams, found = [torch.cuda.Stream() for _ in range(2)], []
-    for _ in range(4):
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                found.append(call())
-    torch.cuda.synchronize()
-    return all(torch.equal(output, right) for output in found)
-
-
-def caches_cases() -> None:
-    some, wrong, count = random.Random(3), 0, 0
-    for tile in ladder.rung(rungs.CACHES).tiles:
-        plain = by(tile.name, tile.head_dim)
-        new = by(tile.name, tile.head_dim, brings=1, last=1)
-        for number in range(6):
-            torch.manual_seed(number)
-            queries = some.choice({16: (1, 3), 32: (7,), 64: (13, 16), 128: (20, 32, 70)}[tile.rows])
-            batch, size = some.choice((1, 3, 9)), some.choice((16, 48, 64, 256))
-            held = 768 * some.choice((1, 2, 8))
-            lengths = [some.choice((0, 1, held, held + 9, some.randint(0, held))) for _ in range(batch)]
-            q = torch.randn(batch, 4, queries, tile.head_dim, dtype=torch.bfloat16, device=GPU)
-            k, v = (torch.randn(batch, 1, held, tile.head_dim, dtype=torch.bfloat16, device=GPU) for _ in range(2))
-            lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
-            for i, n in enumerate(lengths):
-                k[i, :, max(n, 0) :] = v[i, :, max(n, 0) :] = torch.nan
-            pages_k, pages_v, table = in_pages(k, v, size)
-            for i, n in enumerate(lengths):
-                table[i, -(-n // size) :] = 2**31 - 1 - i
-            given = (True, None, lens)
-            right = plain(q, k, v, *given)
-            found = [new(q, k, v, *given)]
-            launch: Any = new.paged(q, pages_k, pages_v, table.shape[1], True, None).launch
-            found += [launch.of_lengths(q, pages_k, pages_v, lens, table) for _ in range(2)]
-            torch.cuda.synchronize()
-            same = [torch.equal(found[0], other) for other in found[1:]]
-            off = float((found[0].double() - right.double()).abs().max())
-            bad = not all(same) or not off <= 0.03
-            wrong, count = wrong + bad, count + 1
-            if bad:
-                print(f"WRONG {off} {same}: {tile.name} {tile.head_dim} pages of {size} {held} {lengths}", flush=True)
-        print(f"{tile.name} {tile.head_dim}: {wrong} of {count} wrong so far", flush=True)
     raise SystemExit(wrong > 0)
 
 
@@ -656,8 +497,8 @@ def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        parts = {"smoke": smoke, "cases": cases, "graph": graph, "times": times, "caches": caches}
-        parts |= {"caches-tma": caches_tma, "caches-cases": caches_cases, "pages": pages, "equal": equal}
+        parts = {"smoke": smoke, "cases": cases, "graph": graph, "times": times}
+        parts |= {"caches": caches, "pages": pages, "equal": equal}
         parts[sys.argv[1]]()
     else:
         for part, seconds in LIMITS.items():

@@ -153,7 +153,7 @@ class Rung(Recorded):
             kernels that split keys by the lengths of sequences, on the device. ``ragged`` is for kernels of sequences
             of unequal lengths, whose work an earlier kernel lists on the device.
         dtypes: the dtypes of Q, K, V and O. If Q, K and V are e4m3, those of O, which may be e4m3 too.
-        merge: with ``packing`` or ``caches``, the kernel of the same source that merges the results of CTAs.
+        merge: with ``packing``, the kernel of the same source that merges the results of CTAs.
         deals: with ``ragged``, the kernel of the same source that lists the work.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
@@ -197,8 +197,9 @@ class Rung(Recorded):
             raise UserError(f"{times} tiles for head_dim {head_dim} are called {name!r}: give each a `name` of its own")
         if (self.arguments, self.parameters) not in RECORDED:
             raise UserError(f"with `parameters = {self.parameters!r}`, `arguments` have to be tensor maps")
-        if bool(self.merge) != self.splits_keys:
-            raise UserError("`merge` names the second kernel where `parameters` are a packing or caches")
+        # Earlier ladders, which tools/same_code.py reads, have one for caches too.
+        if not self.by_lengths and bool(self.merge) != self.splits_keys:
+            raise UserError("`merge` names the second kernel where `parameters` are a packing, and of no others")
         if bool(self.deals) != self.ragged:
             raise UserError("`deals` names the first kernel where `parameters` are ragged, and of no others")
         for tile in self.tiles if self.arguments == "tensor maps" else ():

@@ -1,6 +1,6 @@
 // Runs kernels/17_caches.cu on emulated.h, and prints how far O is from that in double precision, and a hash of its bits:
 // D causal rows kv_heads group queries keys page wanted seed length... Numbers are always the same; the seed is that of the
-// order in which threads and copies get on. They follow brings and last, the kernel's last two arguments. NaN is behind all lengths, and anything behind those of a table of pages.
+// order in which threads and copies get on. NaN is behind all lengths, and anything behind those of a table of pages.
 #include "device.h"
 #define __shared__
 inline void wait_for_turn(int consumer) { synchronize(2 + consumer, 256); }
@@ -12,7 +12,7 @@ inline void prefetch(const TensorMap&) {} inline void order_memory() {}
 inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long before, unsigned long long next) { emu::pause(); const auto there = *at; if (there == before) *at = next; emu::pause(); return there; }
 #include "17_caches.cu"
 
-template <int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS, int BRINGS, int LAST> int test(const std::vector<int>& n, const std::vector<int>& lengths) {
+template <int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS> int test(const std::vector<int>& n, const std::vector<int>& lengths) {
     using T = __nv_bfloat16;
     const int kv_heads = n[3], group = n[4], queries = n[5], keys = n[6], page = n[7], wanted = n[8], batch = lengths.size(), heads = kv_heads * group;
     std::mt19937 r(n[6]); std::normal_distribution<float> normal;
@@ -45,9 +45,7 @@ template <int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTA
     const TensorMap k_map = map(k), v_map = map(v);
     const int* pages_at = page ? table.data() : nullptr;
     emu::rng.seed(n[9]);
-    emu::run((rows + ROWS - 1) / ROWS * kv_heads * parts, 32 * WARPS, 2 * D * (ROWS + 2 * STAGES * KEYS) + 1024, [&] { caches<T, D, CAUSAL, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS, BRINGS, LAST>(tq, tk, tv, to, partials, lengths.data(), pages_at, p, k_map, v_map); });
-    const int warps = D > 128 ? 2 : 1;
-    if (slots && !LAST) emu::run(batch * kv_heads * ((rows * warps + 4 * MERGED_ROWS - 1) / (4 * MERGED_ROWS)), 128, 16, [&] { merge_caches<T, D>(to, partials, lengths.data(), p); });
+    emu::run((rows + ROWS - 1) / ROWS * kv_heads * parts, 32 * WARPS, 2 * D * (ROWS + 2 * STAGES * KEYS) + 1024, [&] { caches<T, D, CAUSAL, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>(tq, tk, tv, to, partials, lengths.data(), pages_at, p, k_map, v_map); });
     for (int x = 0; x < 4; ++x) if (!std::isnan((&workspace.back().x)[x])) printf("written behind the workspace\n"), exit(3);
     const auto f = [](uint16_t x) { return (double)to_float(T{x}); };
     double error = 0, norm = 0; unsigned hash = 0; int blind = 0;
@@ -66,21 +64,12 @@ template <int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTA
 }
 int main(int count, char** words) {
     std::vector<int> n, lengths;
-    for (int i = 1; i < count; ++i) (i < 13 ? n : lengths).push_back(atoi(words[i]));
-    const auto run = [&](auto causal, auto by) {
+    for (int i = 1; i < count; ++i) (i < 11 ? n : lengths).push_back(atoi(words[i]));
+    const auto run = [&](auto causal) {
         constexpr bool C = decltype(causal)::value;
-        constexpr int B = decltype(by)::value % 2, L = decltype(by)::value / 2;
-        if (n[0] == 256) return test<256, C, 16, 4, 32, 3, 2, 0, B, L>(n, lengths);
-        if (n[0] == 64) return test<64, C, 16, 4, 64, 6, 2, 0, B, L>(n, lengths);
-        return n[2] == 16 ? test<128, C, 16, 4, 64, 3, 2, 0, B, L>(n, lengths) : n[2] == 64 ? test<128, C, 64, 8, 64, 3, 2, 0, B, L>(n, lengths) : test<128, C, 128, 12, 128, 3, 1, 1, B, L>(n, lengths);
+        if (n[0] == 256) return n[2] == 16 ? test<256, C, 16, 4, 32, 3, 2, 0>(n, lengths) : test<256, C, 128, 12, 80, 2, 1, 0>(n, lengths);
+        if (n[0] == 64) return n[2] == 16 ? test<64, C, 16, 4, 64, 6, 2, 0>(n, lengths) : test<64, C, 64, 8, 64, 6, 2, 0>(n, lengths);
+        return n[2] == 16 ? test<128, C, 16, 4, 64, 3, 2, 0>(n, lengths) : n[2] == 64 ? test<128, C, 64, 12, 128, 3, 1, 0>(n, lengths) : test<128, C, 128, 12, 128, 3, 1, 1>(n, lengths);
     };
-    const auto by = [&](auto causal) {
-        switch (n[10] + 2 * n[11]) {
-            case 0: return run(causal, std::integral_constant<int, 0>{});
-            case 1: return run(causal, std::integral_constant<int, 1>{});
-            case 2: return run(causal, std::integral_constant<int, 2>{});
-            default: return run(causal, std::integral_constant<int, 3>{});
-        }
-    };
-    return n[1] ? by(std::true_type{}) : by(std::false_type{});
+    return n[1] ? run(std::true_type{}) : run(std::false_type{});
 }

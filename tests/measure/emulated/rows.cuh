@@ -5,6 +5,3 @@ constexpr int MAP_ROWS = 1 << 30;
 inline void load_rows(unsigned to, const TensorMap& map, int column, int row, int head, int end, unsigned barrier) {
     load_row_box(to, map, column, row, head, end, MAP_ROWS, barrier);
 }
-inline void load_rows_once(unsigned to, const TensorMap& map, int column, int row, int head, int end, unsigned barrier) {
-    load_row_box(to, map, column, row, head, end, MAP_ROWS, barrier);
-}

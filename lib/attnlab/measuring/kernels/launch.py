@@ -19,8 +19,6 @@ Addresses = tuple[int, ...]
 MERGE_THREADS = 128
 MERGE_COLUMNS = 128
 MERGE_WARPS = MERGE_THREADS // 32
-# The rows that a warp merges where parts go by lengths, as 17_caches.cu says.
-MERGED_ROWS = 4
 # The driver requires that a tensor map in host memory is aligned to this many bytes.
 ALIGNMENT = 64
 
@@ -159,18 +157,18 @@ class Launch:
 
 @dataclass(eq=False)
 class SplitLaunch(Launch):
-    """A kernel whose clusters leave partial results in a workspace, and a second one that merges them.
+    """A kernel whose clusters leave partial results in a workspace, which it or a second kernel merges.
 
     Both are launched while the work before them still runs, and wait for it by themselves. Without a workspace there is
     one cluster, and the first kernel writes the output.
 
     Attributes:
         cluster: CTAs of a cluster.
-        merge: the driver's handle of the second kernel; `merge_ctas` the CTAs of its grid, of `MERGE_THREADS` threads.
+        merge: the driver's handle of the second kernel, or 0; `merge_ctas` the CTAs of its grid, of `MERGE_THREADS`
+            threads.
         workspace_floats: the size of the workspace.
         batch: the number of sequences.
         pages: of each sequence in a block table; None if the kernel takes none.
-        merged_by_last: whether the first kernel merges results too, and there is no second one.
     """
 
     cluster: int
@@ -179,7 +177,6 @@ class SplitLaunch(Launch):
     workspace_floats: int
     batch: int
     pages: int | None = None
-    merged_by_last: bool = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.of_lengths(q, k, v, None)
@@ -221,7 +218,7 @@ class SplitLaunch(Launch):
         parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths, *tables))
         config.hStream = merge_config.hStream = torch._C._cuda_getCurrentRawStream(self.device)
         (error,) = self._launch_early(config, self._fixed[0], parameters.address, 0)
-        if error == self._success and workspace is not None and not self.merged_by_last:
+        if error == self._success and workspace is not None and self.merge:
             merging.point((output.data_ptr(), partial_results, lengths))
             (error,) = self._launch_early(merge_config, self._merge, merging.address, 0)
         if error != self._success:

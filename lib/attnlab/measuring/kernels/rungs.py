@@ -17,7 +17,6 @@ from attnlab.measuring.kernels import maps
 from attnlab.measuring.kernels.launch import (
     MERGE_COLUMNS,
     MERGE_WARPS,
-    MERGED_ROWS,
     Launch,
     MappedPointers,
     Maps,
@@ -44,7 +43,7 @@ PARTIAL_EXTRA = 4
 # Scores are scaled in single precision. A smaller factor would be 0, and minus infinity times 0 is NaN. With a larger
 # factor, the rounding error of a row's largest score may exceed the range of exp.
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e3
-# Tiles with so many rows are multiplied by warpgroups, whose K and V may come by TMA.
+# Tiles with so many rows are multiplied by warpgroups. K and V of caches come to these by TMA.
 WARPGROUP_ROWS = 64
 # The cluster size of CTAs that load K and V for each other.
 PAIR = 2
@@ -363,20 +362,17 @@ def _split(
     # Each row has a partial result and its log-sum-exp for each cluster or part.
     results = heads * queries * packing.partial_results(batch)
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
-    of_warp = MERGED_ROWS if rung.by_lengths else 1
     parameters: Callable[[], Pointers] = partial(Pointers, [packing], 6)
     if rung.paired:
         parameters = partial(MappedPointers, [packing], 6, _encoded(rung, tile, q, k, v, compiled.dtype))
-    merged_by_last = False
     if isinstance(packing, Caches):
         unused = [ctypes.create_string_buffer(maps.BYTES) for _ in range(2)]
         parameters = partial(Pointers, [packing, *unused], 7)
-        if tile.template.get("brings") and tile.rows >= WARPGROUP_ROWS:
+        if tile.rows >= WARPGROUP_ROWS:
             packing.k_step, packing.v_step = maps.step(k), maps.step(v)
             address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
             encoded = [maps.ragged(tensor, address, packing.box) for tensor in (k, v)]
             parameters = partial(MappedPointers, [packing], 7, encoded)
-        merged_by_last = bool(tile.template.get("last"))
     return SplitLaunch(
         compiled.function.kernel.ptr,
         tile.items(of_head, packing.kv_heads) * packing.parts(batch),
@@ -386,12 +382,11 @@ def _split(
         lambda: (parameters(), Pointers([packing], 3)),
         partial(_failure, rung, tile, compiled.expression),
         PAIR if rung.paired else packing.cluster,
-        compiled.other.kernel.ptr,
-        all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / (MERGE_WARPS * of_warp)),
+        compiled.other.kernel.ptr if compiled.other else 0,
+        all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / MERGE_WARPS),
         results * (head_dim + PARTIAL_EXTRA),
         batch,
         pages if rung.by_lengths else None,
-        merged_by_last,
     )
 
 
