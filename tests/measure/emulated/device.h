@@ -16,7 +16,7 @@ inline int __reduce_add_sync(unsigned, int x) { for (int by = 16; by; by /= 2) x
 inline float quad_max(float x) { x = fmaxf(x, __shfl_xor_sync(~0u, x, 1)); return fmaxf(x, __shfl_xor_sync(~0u, x, 2)); }
 inline float quad_sum(float x) { x += __shfl_xor_sync(~0u, x, 1); return x + __shfl_xor_sync(~0u, x, 2); }
 inline float exp2_approx(float x) { return exp2f(x); }
-inline void launch_next() {} inline void wait_for_previous() {}
+inline void launch_next() {} inline void wait_for_previous() {} inline void __threadfence() {}
 struct Divisor {
     int by; unsigned factor, shift;
     int quotient(int n) const { return __umulhi(2u * n, factor) >> shift; }
