@@ -39,8 +39,8 @@ struct alignas(16) Pass {
 };
 
 // The passes of a call in memory: behind one pass's worth of bytes, that begin with their number and with a counter of those
-// that are taken, there is one for all heads of K and V.
-struct Schedule { int passes, taken, unused[10]; };
+// that are taken, there is one for all heads of K and V. The passes behind `whole` are split into blocks (Dealer).
+struct Schedule { int passes, taken, whole, unused[9]; };
 static_assert(sizeof(Schedule) == sizeof(Pass), "passes begin behind the schedule");
 
 // What the lengths of one tensor's sequences are: those of a packed one begin at the elements of `at`, and end where the next
@@ -119,7 +119,9 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
     sum += __reduce_add_sync(~0u, lane < warp ? sums[lane] : 0);
     begins[threadIdx.x] = sum - count;
     if (threadIdx.x == DEALERS - 1) {
-        schedule->passes = min(sum, dealing.room) * dealing.kv_heads;
+        const int passes = min(sum, dealing.room) * dealing.kv_heads, left = passes % dealing.ctas;
+        schedule->passes = passes;
+        schedule->whole = passes - (left * dealing.pass_blocks <= dealing.ctas ? left : 0);
         schedule->taken = dealing.ctas;  // each has one to begin with
     }
     __syncthreads();
@@ -196,15 +198,18 @@ __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int
 }
 
 // What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, and hands them to the other warps.
+// Without the mask, a last round of few passes is split into their blocks: each CTA takes one number behind those of whole passes,
+// and with it one block or none.
 template <typename P, bool CAUSAL> struct Dealer {
     static constexpr int UNROLLED = 1;
+    static constexpr int AHEAD = 4;  // tiles before the end of a pass, from which on the next one is taken
     RaggedStorage<P>& smem;
     const RaggedProblem& problem;
     const TensorMap* const values;
-    int dealt = 0, round = 0;
+    unsigned dealt = 0, round = 0;
+    int number = -1;    // of a pass that is taken and not yet read
     bool open = false;  // whether the last one has no job for a consumer
-    int passes = 0;     // of all heads
-    int keys = 0, key_end = 0, value_end = 0, earlier = 0;
+    int passes = 0;     // of all heads; 0 behind the last one
 
     __device__ __forceinline__ Dealer(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
         : smem(smem), problem(problem), values(&v) {
@@ -223,103 +228,158 @@ template <typename P, bool CAUSAL> struct Dealer {
         pass.last_block = min(pass.first_block + P::CONSUMERS, joined ? problem.sharing : (pass.queries + 63) / 64) - 1;
     }
     __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
-    // Takes passes until there are so many, and goes on until each consumer has a job.
-    __device__ __forceinline__ void deal(int least) {
-#pragma unroll 1
-        while (dealt < least || (open && dealt < round + SLOTS<P>)) {
-            const int slot = dealt % SLOTS<P>;
-            wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
-            const int index = dealt ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
-            Pass& pass = smem.passes[slot];
-            open = index < passes;
-            if (open) {
-                const int of_all = problem.kv_heads.quotient(index);
-                const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
-                const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
-                Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
-                              index - of_all * problem.kv_heads.by, more.z, more.w};
-                if (!CAUSAL) order_by_heads(taken, index);
-                pass = taken;
-                open = taken.blocks() < P::CONSUMERS;
-            } else {
-                pass.kv_head = -1;
-            }
-            arrive(shared_address(smem.pass_full) + 8 * slot);
-            ++dealt;
-        }
+    __device__ __forceinline__ const Pass& current() const { return smem.passes[round % SLOTS<P>]; }
+    // Whether there are fewer passes, or a consumer without a job.
+    __device__ __forceinline__ bool wants(unsigned least) const {
+        return dealt < least || (open && dealt < round + SLOTS<P>);
     }
-    __device__ __forceinline__ int pass(int number) {
-        round = number;
-        deal(number + 1);
-        return smem.passes[number % SLOTS<P>].kv_head;
+    // Asks for a number, or reads the pass of that number: each takes a trip to the L2.
+    __device__ __forceinline__ void step() {
+        if (number < 0) {
+            number = !dealt ? blockIdx.x : passes ? atomicAdd(&problem.schedule->taken, 1) : 0;
+            return;
+        }
+        const int slot = dealt % SLOTS<P>;
+        wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
+        int index = number, share = -1;
+        if (!CAUSAL) {
+            const int last_round = passes - gridDim.x;  // the last passes, and those that there are not, are read with `whole`
+            const int whole = passes && index > last_round ? __ldcg(&problem.schedule->whole) : 0x7fffffff;
+            if (index >= whole) share = (index - whole) % P::CONSUMERS, index = whole + (index - whole) / P::CONSUMERS;
+        }
+        number = -1;
+        Pass& pass = smem.passes[slot];
+        open = index < passes;
+        if (open) {
+            const int of_all = problem.kv_heads.quotient(index);
+            const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
+            const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
+            Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
+                          index - of_all * problem.kv_heads.by, more.z, more.w};
+            if (!CAUSAL) order_by_heads(taken, index);
+            if (share >= 0) {
+                passes = 0;
+                taken.first_block += share;
+                if (taken.first_block > taken.last_block) taken.kv_head = -1;
+                taken.last_block = taken.first_block;
+            }
+            pass = taken;
+            open = taken.kv_head >= 0 && taken.blocks() < P::CONSUMERS;
+        } else {
+            pass.kv_head = -1;
+        }
+        arrive(shared_address(smem.pass_full) + 8 * slot);
+        ++dealt;
+    }
+    // The next pass, and those behind it that are needed for each consumer to have a job.
+    __device__ __forceinline__ int pass(unsigned next) {
+        round = next;
+#pragma unroll 1
+        while (wants(next + 1)) step();
+        return smem.passes[next % SLOTS<P>].kv_head;
     }
     __device__ __forceinline__ void work_tile(int kv_head, int& head, int& first_block, int& last_block) {
-        const Pass& pass = smem.passes[round % SLOTS<P>];
+        const Pass& pass = current();
         head = kv_head, first_block = pass.first_block, last_block = pass.last_block;
-        keys = pass.keys, key_end = pass.key_end, value_end = pass.value_end, earlier = pass.earlier();
     }
-    __device__ __forceinline__ int pass_tiles(int, int last_block) const {
-        return smem.passes[round % SLOTS<P>].template tiles<P, CAUSAL>(last_block);
-    }
+    __device__ __forceinline__ int pass_tiles(int, int last_block) const { return current().template tiles<P, CAUSAL>(last_block); }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
     __device__ __forceinline__ int first_user(int tile, int first_block) const {
         const int first = max(first_block, 0);
-        return CAUSAL && tile ? max(first, (P::KEYS * tile - earlier) >> 6) : first;
+        return CAUSAL && tile ? max(first, (P::KEYS * tile - current().earlier()) >> 6) : first;
     }
     __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, int column, int tile, int kv_head,
                                               unsigned barrier) const {
-        load_rows(to, map, column, ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
+        const Pass& pass = current();
+        load_rows(to, map, column, ROWS - pass.keys + P::KEYS * tile, kv_head, &map == values ? pass.value_end : pass.key_end, barrier);
     }
-    // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
+    // The next pass is taken late, as others may be done before, and early enough for its Q to be there. While V waits for its stage
+    // there is time for a trip to the L2.
     __device__ __forceinline__ void look_ahead(int tile, int tiles) {
-        if (tile == max(tiles - 3, 0)) deal(round + 2);
+        if (tile >= tiles - AHEAD && wants(round + 2)) step();
     }
 };
 
-// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page.
+// What one elected thread of a warp does; all lanes have the same arguments, so that these are in uniform registers.
+__device__ __forceinline__ void expect_for_warp(unsigned barrier, int bytes) {
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
+                 "}" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void load_rows_for_warp(unsigned to, const TensorMap& map, int column, int row, int head, int end,
+                                                   unsigned barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "@one cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];\n"
+        "}" ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(ROWS), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+// With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their number,
+// and looks up that of the next tile while V waits for its stage.
 // Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
                                            const TensorMap& v) {
     constexpr int BOXES = P::KEYS / BOX;
-    static_assert(BOXES * P::COLUMNS <= 32, "a lane has one box");
-    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
-    const int lane = threadIdx.x, top = lane % BOXES * BOX, column = lane / BOXES;
-    const unsigned to = shared_address(smem.ring) + column * P::KEYS * 128 + top * 128;
+    static_assert(BOXES <= 32, "a lane has one box");
+    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty), ring = shared_address(smem.ring);
+    const int lane = threadIdx.x, top = lane % BOXES * BOX;
     Dealer<P, CAUSAL> dealer(smem, problem, v);
     Stage<P::STAGES> state;
+    int next = 0;        // the lane's page of the next tile
+    bool found = false;  // of the next pass's first one
+    const auto look_up = [&](const int* row, int key, int keys) { return key < keys ? row[problem.page.quotient(key)] : 0; };
+    const auto look_up_first = [&](const Pass& pass) {
+        return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), top, pass.keys);
+    };
 #pragma unroll 1
-    for (int round = 0;; ++round) {
+    for (unsigned round = 0;; ++round) {
         if (lane == 0) dealer.pass(round);
-        dealer.round = round;
         __syncwarp();
-        const int kv_head = smem.passes[round % SLOTS<P>].kv_head;
+        const Pass& pass = smem.passes[round % SLOTS<P>];
+        const int kv_head = uniform(pass.kv_head);
         if (kv_head < 0) break;
-        int head, first_block, last_block;
-        dealer.work_tile(kv_head, head, first_block, last_block);
-        const int tiles = dealer.pass_tiles(first_block, last_block), keys = dealer.keys;
-        const int* const row = problem.table + (dealer.key_end - keys);
+        if (!found) next = look_up_first(pass);
+        found = false;
+        const int first = uniform(max(pass.first_block, 0)), last = uniform(pass.last_block), keys = uniform(pass.keys);
+        const int earlier = uniform(pass.earlier()), tiles = uniform(pass.template tiles<P, CAUSAL>(last));
+        const int row = uniform(pass.key_end) - keys;
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
-            const int users = last_block + 1 - dealer.first_user(tile, first_block), key = P::KEYS * tile + top;
-            const int page = key < keys ? row[problem.page.quotient(key)] : 0;  // mostly from the L1
-            const int rows = min(max(keys - key, 0), BOX), end = problem.page.remainder(key) + rows;
-#pragma unroll 1
-            for (int i = 0; i < 2; ++i) {
-                const unsigned barrier = 8 * (2 * state.index() + i);
+            const int key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
+            const int end = problem.page.remainder(key) + rows;
+            const int users = last + 1 - (CAUSAL && tile ? max(first, (P::KEYS * tile - earlier) >> 6) : first);
+            const auto load = [&](const TensorMap& map, int i, int end) {
+                const unsigned barrier = 8 * (2 * state.index() + i), to = ring + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES;
                 wait(empty + barrier, state.phase() ^ 1);
-                if (lane == 0) {
-                    arrive_expecting(full + barrier, P::TILE_BYTES);
-                    if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+                expect_for_warp(full + barrier, P::TILE_BYTES);
+#pragma unroll
+                for (int box = 0; box < BOXES; ++box) {
+                    const int from = ROWS - __shfl_sync(~0u, rows, box), its_end = __shfl_sync(~0u, end, box);
+#pragma unroll
+                    for (int c = 0; c < P::COLUMNS; ++c)
+                        load_rows_for_warp(to + c * P::KEYS * 128 + box * BOX * 128, map, 64 * c, from, kv_head, its_end, full + barrier);
                 }
-                __syncwarp();
-                if (column < P::COLUMNS)
-                    load_rows(to + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES, i ? v : k, 64 * column, ROWS - rows, kv_head,
-                              page * (i ? problem.value_step : problem.key_step) + end, full + barrier);
-                if (lane == 0 && tile + i == 0) begin_pass<P>(smem, state, round);
+                if (users < P::JOBS_PER_PASS && lane == 0) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+            };
+            load(k, 0, page * problem.key_step + end);
+            if (lane == 0) {
+                if (tile == 0) begin_pass<P>(smem, state, round);
+                dealer.look_ahead(tile, tiles);
             }
+            __syncwarp();
+            if (tile + 1 < tiles) {
+                next = look_up(problem.table + row, key + P::KEYS, keys);
+            } else if ((found = uniform(dealer.dealt) >= round + 2)) {
+                next = look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
+            }
+            load(v, 1, page * problem.value_step + end);
             state.advance();
-            if (lane == 0) dealer.look_ahead(tile, tiles);
         }
     }
 }
@@ -395,7 +455,7 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     static_assert(JOBS_PER_PASS == CONSUMERS, "a consumer has one job of a pass, or none");
     // Until the next pass is taken, a consumer that is done holds the stage of its last V, or its turns: the thread that takes
     // it must not wait for either before.
-    static_assert((64 * (CONSUMERS - 1) + KEYS - 1) / KEYS <= STAGES, "a job may end too many tiles before its pass");
+    static_assert((64 * (CONSUMERS - 1) + KEYS - 1) / KEYS < STAGES, "a job may end too many tiles before its pass");
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<RaggedStorage<P>*>(memory);
     write_ones<T>(smem);
