@@ -12,8 +12,9 @@
 //         2^64 (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
 //         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
 //         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
-//         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up and loads boxes that don't cross one, by
-//         the same maps.
+//         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up, a tile ahead, and loads boxes that
+//         don't cross one, by the same maps.
+//         Without the mask, the passes of an incomplete last round are split into blocks, one for each CTA.
 //         A query that sees no key gives 0: its block takes one tile, all of it masked.
 // Gained  NOTES.md says what is expected.
 // Limits  a sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
@@ -35,6 +36,11 @@ struct alignas(16) Pass {
     // The tiles that a block sees, at least one: without keys it is masked.
     template <typename P, bool CAUSAL> __device__ __forceinline__ int tiles(int block) const {
         return max(((CAUSAL ? min(keys, earlier() + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS, 1);
+    }
+    // The blocks that see a tile: the last ones.
+    template <typename P, bool CAUSAL> __device__ __forceinline__ int users(int tile) const {
+        const int first = max(first_block, 0);
+        return last_block + 1 - (CAUSAL && tile ? max(first, (P::KEYS * tile - earlier()) >> 6) : first);
     }
 };
 
@@ -197,17 +203,25 @@ __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int
             "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(ROWS), "r"(barrier) : "memory");
 }
 
+// 16 bytes come into shared memory; the thread that asked waits for them.
+__device__ __forceinline__ void copy_words(unsigned to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_for_words() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, and hands them to the other warps.
 // Without the mask, a last round of few passes is split into their blocks: each CTA takes one number behind those of whole passes,
 // and with it one block or none.
 template <typename P, bool CAUSAL> struct Dealer {
     static constexpr int UNROLLED = 1;
-    static constexpr int AHEAD = 4;  // tiles before the end of a pass, from which on the next one is taken
+    static constexpr int AHEAD = 5;  // tiles before the end of a pass, from which on the next one is taken
     RaggedStorage<P>& smem;
     const RaggedProblem& problem;
     const TensorMap* const values;
     unsigned dealt = 0, round = 0;
-    int number = -1;    // of a pass that is taken and not yet read
+    int number = -1;    // of a pass that is taken and not yet handed over
+    int share = -1;     // which of its blocks, where it is split
+    bool copying = false;
     bool open = false;  // whether the last one has no job for a consumer
     int passes = 0;     // of all heads; 0 behind the last one
 
@@ -233,41 +247,44 @@ template <typename P, bool CAUSAL> struct Dealer {
     __device__ __forceinline__ bool wants(unsigned least) const {
         return dealt < least || (open && dealt < round + SLOTS<P>);
     }
-    // Asks for a number, or reads the pass of that number: each takes a trip to the L2.
+    // Asks for a number, then for the pass of that number, or hands it to the other warps: no step waits for what it asked for.
     __device__ __forceinline__ void step() {
         if (number < 0) {
             number = !dealt ? blockIdx.x : passes ? atomicAdd(&problem.schedule->taken, 1) : 0;
             return;
         }
         const int slot = dealt % SLOTS<P>;
-        wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
-        int index = number, share = -1;
-        if (!CAUSAL) {
-            const int last_round = passes - gridDim.x;  // the last passes, and those that there are not, are read with `whole`
-            const int whole = passes && index > last_round ? __ldcg(&problem.schedule->whole) : 0x7fffffff;
-            if (index >= whole) share = (index - whole) % P::CONSUMERS, index = whole + (index - whole) / P::CONSUMERS;
-        }
-        number = -1;
         Pass& pass = smem.passes[slot];
-        open = index < passes;
-        if (open) {
-            const int of_all = problem.kv_heads.quotient(index);
-            const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
-            const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
-            Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
-                          index - of_all * problem.kv_heads.by, more.z, more.w};
-            if (!CAUSAL) order_by_heads(taken, index);
-            if (share >= 0) {
-                passes = 0;
-                taken.first_block += share;
-                if (taken.first_block > taken.last_block) taken.kv_head = -1;
-                taken.last_block = taken.first_block;
+        if (!copying) {
+            wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
+            if (!CAUSAL) {
+                const int last_round = passes - gridDim.x;  // its passes, and those that there are not, are read with `whole`
+                const int whole = passes && number > last_round ? __ldcg(&problem.schedule->whole) : 0x7fffffff;
+                share = number < whole ? -1 : (number - whole) % P::CONSUMERS;
+                if (share >= 0) number = whole + (number - whole) / P::CONSUMERS;
             }
-            pass = taken;
-            open = taken.kv_head >= 0 && taken.blocks() < P::CONSUMERS;
-        } else {
+            copying = number < passes;
+            if (copying) {
+                const Pass* const from = reinterpret_cast<const Pass*>(problem.schedule + 1) + problem.kv_heads.quotient(number);
+                for (int i = 0; i < 3; ++i) copy_words(shared_address(&pass) + 16 * i, reinterpret_cast<const int4*>(from) + i);
+                return;
+            }
             pass.kv_head = -1;
+        } else {
+            wait_for_words();
+            pass.kv_head = problem.kv_heads.remainder(number);
+            if (!CAUSAL) {
+                order_by_heads(pass, number);
+                if (share >= 0) {
+                    passes = 0;
+                    const int block = pass.first_block + share;
+                    if (block > pass.last_block) pass.kv_head = -1;
+                    pass.first_block = pass.last_block = block;
+                }
+            }
         }
+        open = copying && pass.kv_head >= 0 && pass.blocks() < P::CONSUMERS;
+        copying = false, number = -1;
         arrive(shared_address(smem.pass_full) + 8 * slot);
         ++dealt;
     }
@@ -284,17 +301,18 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
     __device__ __forceinline__ int pass_tiles(int, int last_block) const { return current().template tiles<P, CAUSAL>(last_block); }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
-    __device__ __forceinline__ int first_user(int tile, int first_block) const {
-        const int first = max(first_block, 0);
-        return CAUSAL && tile ? max(first, (P::KEYS * tile - current().earlier()) >> 6) : first;
+    __device__ __forceinline__ int first_user(int tile, int) const {
+        const Pass& pass = current();
+        return pass.last_block + 1 - pass.template users<P, CAUSAL>(tile);
     }
     __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, int column, int tile, int kv_head,
                                               unsigned barrier) const {
         const Pass& pass = current();
-        load_rows(to, map, column, ROWS - pass.keys + P::KEYS * tile, kv_head, &map == values ? pass.value_end : pass.key_end, barrier);
+        const int end = &map == values ? pass.value_end : pass.key_end;
+        load_rows(to, map, column, ROWS - pass.keys + P::KEYS * tile, kv_head, end, barrier);
     }
-    // The next pass is taken late, as others may be done before, and early enough for its Q to be there. While V waits for its stage
-    // there is time for a trip to the L2.
+    // The next pass is taken late, as others may be done before, and early enough for its Q to be there. A step is taken while V
+    // waits for its stage, which is when the thread has time.
     __device__ __forceinline__ void look_ahead(int tile, int tiles) {
         if (tile >= tiles - AHEAD && wants(round + 2)) step();
     }
@@ -318,9 +336,16 @@ __device__ __forceinline__ void load_rows_for_warp(unsigned to, const TensorMap&
         "}" ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(ROWS), "r"(barrier) : "memory");
 }
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+// The compiler would compute the address of a parameter again and again, by 10 dependent instructions.
+__device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
+    const unsigned long long at = reinterpret_cast<unsigned long long>(&map);
+    const unsigned low = __shfl_sync(~0u, static_cast<unsigned>(at), 0);
+    const unsigned high = __shfl_sync(~0u, static_cast<unsigned>(at >> 32), 0);
+    return *reinterpret_cast<const TensorMap*>(static_cast<unsigned long long>(high) << 32 | low);
+}
 
-// With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their number,
-// and looks up that of the next tile while V waits for its stage.
+// With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their
+// number, and looks up that of the next tile while V waits for its stage.
 // Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
@@ -331,8 +356,7 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     const int lane = threadIdx.x, top = lane % BOXES * BOX;
     Dealer<P, CAUSAL> dealer(smem, problem, v);
     Stage<P::STAGES> state;
-    int next = 0;        // the lane's page of the next tile
-    bool found = false;  // of the next pass's first one
+    int next = -1;  // the lane's page of the next tile, below 0 if it isn't known
     const auto look_up = [&](const int* row, int key, int keys) { return key < keys ? row[problem.page.quotient(key)] : 0; };
     const auto look_up_first = [&](const Pass& pass) {
         return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), top, pass.keys);
@@ -344,18 +368,17 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
         const Pass& pass = smem.passes[round % SLOTS<P>];
         const int kv_head = uniform(pass.kv_head);
         if (kv_head < 0) break;
-        if (!found) next = look_up_first(pass);
-        found = false;
-        const int first = uniform(max(pass.first_block, 0)), last = uniform(pass.last_block), keys = uniform(pass.keys);
-        const int earlier = uniform(pass.earlier()), tiles = uniform(pass.template tiles<P, CAUSAL>(last));
-        const int row = uniform(pass.key_end) - keys;
+        if (next < 0) next = look_up_first(pass);
+        const int keys = uniform(pass.keys), tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
             const int key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
             const int end = problem.page.remainder(key) + rows;
-            const int users = last + 1 - (CAUSAL && tile ? max(first, (P::KEYS * tile - earlier) >> 6) : first);
-            const auto load = [&](const TensorMap& map, int i, int end) {
-                const unsigned barrier = 8 * (2 * state.index() + i), to = ring + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES;
+            const int users = uniform(pass.template users<P, CAUSAL>(tile));
+            const auto load = [&](const TensorMap& parameter, int i, int end) {
+                const TensorMap& map = once(parameter);
+                const unsigned barrier = 8 * (2 * state.index() + i);
+                const unsigned to = ring + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES;
                 wait(empty + barrier, state.phase() ^ 1);
                 expect_for_warp(full + barrier, P::TILE_BYTES);
 #pragma unroll
@@ -363,7 +386,8 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
                     const int from = ROWS - __shfl_sync(~0u, rows, box), its_end = __shfl_sync(~0u, end, box);
 #pragma unroll
                     for (int c = 0; c < P::COLUMNS; ++c)
-                        load_rows_for_warp(to + c * P::KEYS * 128 + box * BOX * 128, map, 64 * c, from, kv_head, its_end, full + barrier);
+                        load_rows_for_warp(to + (c * P::KEYS + box * BOX) * 128, map, 64 * c, from, kv_head, its_end,
+                                           full + barrier);
                 }
                 if (users < P::JOBS_PER_PASS && lane == 0) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
             };
@@ -374,9 +398,9 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
             }
             __syncwarp();
             if (tile + 1 < tiles) {
-                next = look_up(problem.table + row, key + P::KEYS, keys);
-            } else if ((found = uniform(dealer.dealt) >= round + 2)) {
-                next = look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
+                next = look_up(problem.table + (pass.key_end - keys), key + P::KEYS, keys);
+            } else {
+                next = uniform(dealer.dealt) >= round + 2 ? look_up_first(smem.passes[(round + 1) % SLOTS<P>]) : -1;
             }
             load(v, 1, page * problem.value_step + end);
             state.advance();
