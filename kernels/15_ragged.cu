@@ -13,10 +13,9 @@
 //         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
 //         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
 //         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up, a tile ahead, and loads boxes that
-//         don't cross one, by the same maps.
-//         Without the mask, the passes of an incomplete last round are split into blocks, one for each CTA.
+//         don't cross one, by the same maps. Under the mask at D = 128 pages have another tile (`first_in_pages`).
 //         A query that sees no key gives 0: its block takes one tile, all of it masked.
-// Gained  NOTES.md says what is expected.
+// Gained  NOTES.md has times.
 // Limits  a sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
 #include "lazy.cuh"
 
@@ -37,16 +36,11 @@ struct alignas(16) Pass {
     template <typename P, bool CAUSAL> __device__ __forceinline__ int tiles(int block) const {
         return max(((CAUSAL ? min(keys, earlier() + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS, 1);
     }
-    // The blocks that see a tile: the last ones.
-    template <typename P, bool CAUSAL> __device__ __forceinline__ int users(int tile) const {
-        const int first = max(first_block, 0);
-        return last_block + 1 - (CAUSAL && tile ? max(first, (P::KEYS * tile - earlier()) >> 6) : first);
-    }
 };
 
 // The passes of a call in memory: behind one pass's worth of bytes, that begin with their number and with a counter of those
-// that are taken, there is one for all heads of K and V. The passes behind `whole` are split into blocks (Dealer).
-struct Schedule { int passes, taken, whole, unused[9]; };
+// that are taken, there is one for all heads of K and V.
+struct Schedule { int passes, taken, unused[10]; };
 static_assert(sizeof(Schedule) == sizeof(Pass), "passes begin behind the schedule");
 
 // What the lengths of one tensor's sequences are: those of a packed one begin at the elements of `at`, and end where the next
@@ -125,9 +119,7 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
     sum += __reduce_add_sync(~0u, lane < warp ? sums[lane] : 0);
     begins[threadIdx.x] = sum - count;
     if (threadIdx.x == DEALERS - 1) {
-        const int passes = min(sum, dealing.room) * dealing.kv_heads, left = passes % dealing.ctas;
-        schedule->passes = passes;
-        schedule->whole = passes - (left * dealing.pass_blocks <= dealing.ctas ? left : 0);
+        schedule->passes = min(sum, dealing.room) * dealing.kv_heads;
         schedule->taken = dealing.ctas;  // each has one to begin with
     }
     __syncthreads();
@@ -203,27 +195,16 @@ __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int
             "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(ROWS), "r"(barrier) : "memory");
 }
 
-// 16 bytes come into shared memory; the thread that asked waits for them.
-__device__ __forceinline__ void copy_words(unsigned to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void wait_for_words() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, and hands them to the other warps.
-// Without the mask, a last round of few passes is split into their blocks: each CTA takes one number behind those of whole passes,
-// and with it one block or none.
 template <typename P, bool CAUSAL> struct Dealer {
     static constexpr int UNROLLED = 1;
-    static constexpr int AHEAD = 5;  // tiles before the end of a pass, from which on the next one is taken
     RaggedStorage<P>& smem;
     const RaggedProblem& problem;
     const TensorMap* const values;
-    unsigned dealt = 0, round = 0;
-    int number = -1;    // of a pass that is taken and not yet handed over
-    int share = -1;     // which of its blocks, where it is split
-    bool copying = false;
+    int dealt = 0, round = 0;
     bool open = false;  // whether the last one has no job for a consumer
-    int passes = 0;     // of all heads; 0 behind the last one
+    int passes = 0;     // of all heads
+    int keys = 0, key_end = 0, value_end = 0, earlier = 0;
 
     __device__ __forceinline__ Dealer(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
         : smem(smem), problem(problem), values(&v) {
@@ -242,79 +223,56 @@ template <typename P, bool CAUSAL> struct Dealer {
         pass.last_block = min(pass.first_block + P::CONSUMERS, joined ? problem.sharing : (pass.queries + 63) / 64) - 1;
     }
     __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
-    __device__ __forceinline__ const Pass& current() const { return smem.passes[round % SLOTS<P>]; }
-    // Whether there are fewer passes, or a consumer without a job.
-    __device__ __forceinline__ bool wants(unsigned least) const {
-        return dealt < least || (open && dealt < round + SLOTS<P>);
-    }
-    // Asks for a number, then for the pass of that number, or hands it to the other warps: no step waits for what it asked for.
-    __device__ __forceinline__ void step() {
-        if (number < 0) {
-            number = !dealt ? blockIdx.x : passes ? atomicAdd(&problem.schedule->taken, 1) : 0;
-            return;
-        }
-        const int slot = dealt % SLOTS<P>;
-        Pass& pass = smem.passes[slot];
-        if (!copying) {
-            wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
-            if (!CAUSAL) {
-                const int last_round = passes - gridDim.x;  // its passes, and those that there are not, are read with `whole`
-                const int whole = passes && number > last_round ? __ldcg(&problem.schedule->whole) : 0x7fffffff;
-                share = number < whole ? -1 : (number - whole) % P::CONSUMERS;
-                if (share >= 0) number = whole + (number - whole) / P::CONSUMERS;
-            }
-            copying = number < passes;
-            if (copying) {
-                const Pass* const from = reinterpret_cast<const Pass*>(problem.schedule + 1) + problem.kv_heads.quotient(number);
-                for (int i = 0; i < 3; ++i) copy_words(shared_address(&pass) + 16 * i, reinterpret_cast<const int4*>(from) + i);
-                return;
-            }
-            pass.kv_head = -1;
-        } else {
-            wait_for_words();
-            pass.kv_head = problem.kv_heads.remainder(number);
-            if (!CAUSAL) {
-                order_by_heads(pass, number);
-                if (share >= 0) {
-                    passes = 0;
-                    const int block = pass.first_block + share;
-                    if (block > pass.last_block) pass.kv_head = -1;
-                    pass.first_block = pass.last_block = block;
-                }
-            }
-        }
-        open = copying && pass.kv_head >= 0 && pass.blocks() < P::CONSUMERS;
-        copying = false, number = -1;
-        arrive(shared_address(smem.pass_full) + 8 * slot);
-        ++dealt;
-    }
-    // The next pass, and those behind it that are needed for each consumer to have a job.
-    __device__ __forceinline__ int pass(unsigned next) {
-        round = next;
+    // Takes passes until there are so many, and goes on until each consumer has a job.
+    __device__ __forceinline__ void deal(int least) {
 #pragma unroll 1
-        while (wants(next + 1)) step();
-        return smem.passes[next % SLOTS<P>].kv_head;
+        while (dealt < least || (open && dealt < round + SLOTS<P>)) {
+            const int slot = dealt % SLOTS<P>;
+            wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
+            const int index = dealt ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
+            Pass& pass = smem.passes[slot];
+            open = index < passes;
+            if (open) {
+                const int of_all = problem.kv_heads.quotient(index);
+                const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
+                const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
+                Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
+                              index - of_all * problem.kv_heads.by, more.z, more.w};
+                if (!CAUSAL) order_by_heads(taken, index);
+                pass = taken;
+                open = taken.blocks() < P::CONSUMERS;
+            } else {
+                pass.kv_head = -1;
+            }
+            arrive(shared_address(smem.pass_full) + 8 * slot);
+            ++dealt;
+        }
+    }
+    __device__ __forceinline__ int pass(int number) {
+        round = number;
+        deal(number + 1);
+        return smem.passes[number % SLOTS<P>].kv_head;
     }
     __device__ __forceinline__ void work_tile(int kv_head, int& head, int& first_block, int& last_block) {
-        const Pass& pass = current();
+        const Pass& pass = smem.passes[round % SLOTS<P>];
         head = kv_head, first_block = pass.first_block, last_block = pass.last_block;
+        keys = pass.keys, key_end = pass.key_end, value_end = pass.value_end, earlier = pass.earlier();
     }
-    __device__ __forceinline__ int pass_tiles(int, int last_block) const { return current().template tiles<P, CAUSAL>(last_block); }
+    __device__ __forceinline__ int pass_tiles(int, int last_block) const {
+        return smem.passes[round % SLOTS<P>].template tiles<P, CAUSAL>(last_block);
+    }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
-    __device__ __forceinline__ int first_user(int tile, int) const {
-        const Pass& pass = current();
-        return pass.last_block + 1 - pass.template users<P, CAUSAL>(tile);
+    __device__ __forceinline__ int first_user(int tile, int first_block) const {
+        const int first = max(first_block, 0);
+        return CAUSAL && tile ? max(first, (P::KEYS * tile - earlier) >> 6) : first;
     }
     __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, int column, int tile, int kv_head,
                                               unsigned barrier) const {
-        const Pass& pass = current();
-        const int end = &map == values ? pass.value_end : pass.key_end;
-        load_rows(to, map, column, ROWS - pass.keys + P::KEYS * tile, kv_head, end, barrier);
+        load_rows(to, map, column, ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
     }
-    // The next pass is taken late, as others may be done before, and early enough for its Q to be there. A step is taken while V
-    // waits for its stage, which is when the thread has time.
+    // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
     __device__ __forceinline__ void look_ahead(int tile, int tiles) {
-        if (tile >= tiles - AHEAD && wants(round + 2)) step();
+        if (tile == max(tiles - 3, 0)) deal(round + 2);
     }
 };
 
@@ -345,7 +303,7 @@ __device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
 }
 
 // With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their
-// number, and looks up that of the next tile while V waits for its stage.
+// number, and looks up that of the next tile while V waits for its stage. That is also when lane 0 takes the next pass.
 // Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
@@ -356,25 +314,26 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     const int lane = threadIdx.x, top = lane % BOXES * BOX;
     Dealer<P, CAUSAL> dealer(smem, problem, v);
     Stage<P::STAGES> state;
-    int next = -1;  // the lane's page of the next tile, below 0 if it isn't known
+    int next = 0;  // the lane's page of the next tile
     const auto look_up = [&](const int* row, int key, int keys) { return key < keys ? row[problem.page.quotient(key)] : 0; };
     const auto look_up_first = [&](const Pass& pass) {
         return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), top, pass.keys);
     };
 #pragma unroll 1
-    for (unsigned round = 0;; ++round) {
+    for (int round = 0;; ++round) {
         if (lane == 0) dealer.pass(round);
         __syncwarp();
         const Pass& pass = smem.passes[round % SLOTS<P>];
         const int kv_head = uniform(pass.kv_head);
         if (kv_head < 0) break;
-        if (next < 0) next = look_up_first(pass);
+        if (round == 0) next = look_up_first(pass);
         const int keys = uniform(pass.keys), tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
             const int key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
             const int end = problem.page.remainder(key) + rows;
-            const int users = uniform(pass.template users<P, CAUSAL>(tile));
+            const int first = CAUSAL && tile ? (P::KEYS * tile - pass.earlier()) >> 6 : 0;
+            const int users = uniform(pass.last_block + 1 - max(max(pass.first_block, first), 0));
             const auto load = [&](const TensorMap& parameter, int i, int end) {
                 const TensorMap& map = once(parameter);
                 const unsigned barrier = 8 * (2 * state.index() + i);
@@ -397,11 +356,8 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
                 dealer.look_ahead(tile, tiles);
             }
             __syncwarp();
-            if (tile + 1 < tiles) {
-                next = look_up(problem.table + (pass.key_end - keys), key + P::KEYS, keys);
-            } else {
-                next = uniform(dealer.dealt) >= round + 2 ? look_up_first(smem.passes[(round + 1) % SLOTS<P>]) : -1;
-            }
+            next = tile + 1 < tiles ? look_up(problem.table + (pass.key_end - keys), key + P::KEYS, keys)
+                                    : look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
             load(v, 1, page * problem.value_step + end);
             state.advance();
         }
@@ -479,7 +435,7 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     static_assert(JOBS_PER_PASS == CONSUMERS, "a consumer has one job of a pass, or none");
     // Until the next pass is taken, a consumer that is done holds the stage of its last V, or its turns: the thread that takes
     // it must not wait for either before.
-    static_assert((64 * (CONSUMERS - 1) + KEYS - 1) / KEYS < STAGES, "a job may end too many tiles before its pass");
+    static_assert((64 * (CONSUMERS - 1) + KEYS - 1) / KEYS <= STAGES, "a job may end too many tiles before its pass");
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<RaggedStorage<P>*>(memory);
     write_ones<T>(smem);

@@ -271,7 +271,7 @@ template <typename P, bool CAUSAL> struct TileScheduler {
                                               unsigned barrier) const {
         load_box(to, map, column, P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, barrier);
     }
-    // Called when K of a tile is under way: V waits longer for its stage than the next K does.
+    // Called when a tile of a pass is under way.
     __device__ __forceinline__ void look_ahead(int, int) const {}
     // Which of a pass's jobs, from the longest on, is scheduled as number `index`: row by row of consumers, to and fro.
     __device__ __forceinline__ static int job_order(int index) {
@@ -340,9 +340,9 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
                 // In place of those that won't come.
                 if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
                 if (skips && tile + i == 0) begin_pass<P>(smem, state, round);
-                if (i == 0) scheduler.look_ahead(tile, tiles);
             }
             state.advance();
+            scheduler.look_ahead(tile, tiles);
         }
     }
 }

@@ -6,7 +6,7 @@ The model knows the tile in every stage, which a GPU doesn't report.
 
 import random
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import ceil
@@ -15,7 +15,6 @@ from typing import Any
 from attnlab.measuring.kernels import problem
 
 MOST_STEPS = 400_000
-AHEAD = 5
 Agent = Iterator[None]
 
 
@@ -472,53 +471,23 @@ class RaggedCta(Cta):
         self.slot: list[tuple[Pass, int] | None] = [None] * self.slots
         self.pass_full = [Barrier(1) for _ in self.slot]
         self.pass_empty = [Barrier(self.plan.consumers) for _ in self.slot]
-        self.number: int | None = None
-        self.copying, self.share = False, -1
         self.order = [(one, head) for one in self.passes for head in range(self.kv_heads)]
-        self.count = self.whole = len(self.order)
         if not self.plan.causal:  # a sequence's heads follow each other
             place = {one.sequence: number for number, one in enumerate(self.passes)}
             self.order.sort(key=lambda its: (place[its[0].sequence], its[1]))
-            left = self.count % self.plan.grid
-            if left * self.plan.consumers <= self.plan.grid:
-                self.whole -= left
-
-    def _wants(self, least: int) -> bool:
-        return self.dealt < least or (self.open and self.dealt < self.round + self.slots)
 
     def _deal(self, least: int) -> Agent:
-        while self._wants(least):
-            yield from self._step()
-
-    def _step(self) -> Agent:
-        """Ask for a number, then for its pass, or hand that to the schedulers."""
-        if self.number is None:
-            self.number = (next(self.taken) if self.count else 0) if self.dealt else self.plan.cta
-            return
-        slot, found = self.dealt % self.slots, None
-        if not self.copying:
+        while self.dealt < least or (self.open and self.dealt < self.round + self.slots):
+            slot = self.dealt % self.slots
             yield from self.pass_empty[slot].wait(1 - self.dealt // self.slots % 2)
-            self.share = -1
-            if self.count and self.number >= self.whole:
-                split, self.share = divmod(self.number - self.whole, self.plan.consumers)
-                self.number = self.whole + split
-            self.copying = self.number < self.count
-            if self.copying:
-                return
-        else:
-            one, head = self.order[self.number]
-            if self.share >= 0 and not self.plan.causal:
-                self.count = 0
-                block = one.first + self.share
-                found = (replace(one, first=block, last=block), head) if block <= one.last else None
-            else:
-                found = one, head
-        self.slot[slot] = found
-        self.open = found is not None and found[0].blocks < self.plan.consumers
-        self.copying, self.number = False, None
-        self.pass_full[slot].arrive()
-        self.dealt += 1
-        yield
+            index = next(self.taken) if self.dealt else self.plan.cta
+            self.slot[slot], self.open = None, False
+            if index < len(self.order):
+                self.slot[slot] = self.order[index]
+                self.open = self.order[index][0].blocks < self.plan.consumers
+            self.pass_full[slot].arrive()
+            self.dealt += 1
+            yield
 
     def _produce(self) -> Agent:
         plan, position = self.plan, 0
@@ -540,10 +509,10 @@ class RaggedCta(Cta):
                     if tile + i == 0:
                         yield from self._begin(stage, parity)
                         self.passes_begun = self.round + 1
-                    if i == 0 and tile >= tiles - AHEAD and self._wants(self.round + 2):
-                        yield from self._step()
                     yield
                 position += 1
+                if tile == max(tiles - 3, 0):
+                    yield from self._deal(self.round + 2)
             self.round += 1
 
     def _schedule(self, consumer: int) -> Agent:
@@ -578,11 +547,11 @@ class RaggedCta(Cta):
 
 
 def loads(passes: list[Pass], plan: Plan, kv_heads: int) -> list[int]:
-    """The tiles of each CTA, if it takes its next pass when at most AHEAD tiles of its last pass are left."""
+    """The tiles of each CTA, if it takes its next pass when at most 3 tiles of its last pass are left."""
     tiles = [one.tiles(one.last, plan) for one in passes for _ in range(kv_heads)]
-    ctas = [(max(its - AHEAD, 0), its, cta) for cta, its in enumerate(tiles[: plan.grid])]
+    ctas = [(max(its - 3, 0), its, cta) for cta, its in enumerate(tiles[: plan.grid])]
     heapify(ctas)
     for its in tiles[plan.grid :]:
         _, load, cta = heappop(ctas)
-        heappush(ctas, (load + max(its - AHEAD, 0), load + its, cta))
+        heappush(ctas, (load + max(its - 3, 0), load + its, cta))
     return [load for _, load, _ in ctas]

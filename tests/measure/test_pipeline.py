@@ -6,7 +6,7 @@ from itertools import count
 from math import ceil
 
 import pytest
-from pipeline import AHEAD, Cta, Plan, RaggedCta, Wrong, listed, loads, run
+from pipeline import Cta, Plan, RaggedCta, Wrong, listed, loads, run
 
 from attnlab.study import ladder
 
@@ -138,4 +138,4 @@ def test_the_ctas_of_a_grid_have_loads_that_differ_by_at_most_one_pass(plan, seq
     assert sorted(blocks) == jobs_of(lengths, 2)
     each = loads(passes, replace(plan, grid=132), 4)
     longest_pass = max(one.tiles(one.last, plan) for one in passes)
-    assert max(each) - min(each) <= longest_pass + AHEAD
+    assert max(each) - min(each) <= longest_pass + 3
