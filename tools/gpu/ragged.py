@@ -9,15 +9,12 @@ of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed 
 - times: 32 sequences of 73 to 1,886 tokens, and equal lengths of the same work, next to other implementations, in µs.
 - caches: 1 and 16 queries over 32 caches, against float64, and with pages bit by bit against without pages.
   Then times next to other implementations, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
-- pages: 512 new tokens of 16 sequences over caches of 1,024 to 8,192 tokens, bit by bit with and without pages.
-  Then times next to flash-attn-4, in µs; ``pages three`` times one tile.
-- equal: sequences of one length next to `kernel.best`, in µs; ``equal 64 full`` times one head_dim and mask.
-
-With a folder of other sources in OLD_KERNELS, the last 2 parts time those too, and compare bits.
+- pages: 512 new tokens of 16 sequences over caches of 1,024 to 8,192 tokens, each tile bit by bit with and
+  without pages. Then times next to flash-attn-4, in µs.
+- equal: sequences of one length next to `kernel.best`, in µs.
 """
 
 import math
-import os
 import random
 import subprocess
 import sys
@@ -35,7 +32,6 @@ import torch
 from torch import Tensor
 
 import attnlab
-from attnlab.compile import nvrtc
 from attnlab.measuring.kernels import best, problem, rungs
 from attnlab.measuring.peers import flash4
 from attnlab.measuring.subjects import outputs
@@ -440,76 +436,51 @@ def caches() -> None:
     raise SystemExit(wrong > 0)
 
 
-def versions(head_dim: int, causal: bool) -> Iterable[tuple[str, rungs.Kernel]]:
-    """`kernel.ragged` with each tile, and with the sources in the folder OLD_KERNELS, if that is set."""
-    for name in ("ATTNLAB_KERNELS", "OLD_KERNELS"):
-        if name == "OLD_KERNELS" and name not in os.environ:
-            continue
-        with patch.dict(os.environ, {"ATTNLAB_KERNELS": os.environ.get(name, "")}):
-            rung = ladder.rung(rungs.RAGGED)
-            source = nvrtc.program(rung)
-        for tile in rung.tiles:
-            if tile.head_dim == head_dim and ladder.MASKS[causal] in tile.masks:
-                kernel = rungs.Kernel(rung.model_copy(update={"tiles": [tile]}))
-                kernel._source = source
-                yield f"{'old ' if name == 'OLD_KERNELS' else ''}{tile.name}", kernel
-
-
 def pages() -> None:
     some, held = random.Random(11), 8192
     draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
     lengths = [1024, held, *(some.randint(1024, held) for _ in range(14))]
     lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
     q, k, v = (draw(16, rows, heads, 128).transpose(1, 2) for rows, heads in ((512, 32), (held, 8), (held, 8)))
-    kernels = [each for each in versions(128, True) if each[0].split()[-1] in (sys.argv[2:] or [each[0].split()[-1]])]
-    flash = partial(flash4._called, "flash_attn_varlen_func", causal=True, seqused_k=lens)
-    named: list[tuple[str, Callable[[], Any]]] = [("flash4", partial(flash, *(x.transpose(1, 2) for x in (q, k, v))))]
-    right, wrong, checked = {}, 0, 0
-    for name, kernel in kernels:
-        call = partial(kernel, q, k, v, True, None, lens)
-        output = right.setdefault(name.split()[-1], call())
-        wrong, checked = wrong + (not torch.equal(output, call())), checked + 1
-        named.append((name, call))
+    rung = ladder.rung(rungs.RAGGED)
+    tiles = [tile for tile in rung.tiles if tile.head_dim == 128 and ladder.MASKS[True] in tile.masks]
+    kernels = {tile.name: rungs.kernel(rung, tile) for tile in tiles}
+    right = {name: kernel(q, k, v, True, None, lens) for name, kernel in kernels.items()}
+    named: list[tuple[str, Callable[[], Any]]] = [
+        (name, partial(kernel, q, k, v, True, None, lens)) for name, kernel in kernels.items()
+    ]
+    flash, wrong = partial(flash4._called, "flash_attn_varlen_func", causal=True, seqused_k=lens), 0
+    named.append(("flash4", partial(flash, *(x.transpose(1, 2) for x in (q, k, v)))))
     for size in (16, 64, 256):
         print(f"pages of {size}", flush=True)
         pages_k, pages_v, table = in_pages(k, v, size)
-        views = (x.transpose(1, 2) for x in (q, pages_k, pages_v))
-        named.append((f"flash4 {size}", partial(flash, *views, page_table=table)))
-        for name, kernel in kernels:
+        output = attnlab.attend(q, pages_k, pages_v, True, kv_lens=lens, block_table=table)
+        wrong += not any(torch.equal(right[tile.name], output) for tile in tiles if tile.first_in_pages)
+        for name, kernel in kernels.items():
             launch: Any = kernel.paged(q, pages_k, pages_v, table.shape[1], True, None).launch
             call = partial(launch.of_lengths, q, pages_k, pages_v, lens, None, table)
-            wrong, checked = wrong + (not torch.equal(right[name.split()[-1]], call())), checked + 1
+            wrong += not torch.equal(right[name], call())
             named.append((f"{name} {size}", call))
-    print(f"{wrong} of {checked} wrong", flush=True)
-    timed(named, f"512 queries each over {sum(lengths)} keys:", calls=2)
+        views = (x.transpose(1, 2) for x in (q, pages_k, pages_v))
+        named.append((f"flash4 {size}", partial(flash, *views, page_table=table)))
+    print(f"{wrong} of {3 + 3 * len(kernels)} wrong", flush=True)
+    timed(named, f"512 queries each over {sum(lengths)} keys:", calls=4)
     raise SystemExit(wrong > 0)
 
 
 def equal() -> None:
-    draw, wrong = partial(torch.randn, dtype=torch.bfloat16, device=GPU), 0
-    masks = [mask == "causal" for mask in sys.argv[3:]] or [False, True]
-    kernels = {
-        (head_dim, causal): [*versions(head_dim, causal)]
-        for head_dim in ([int(sys.argv[2])] if sys.argv[2:] else [128, 64])
-        for causal in masks
-    }
+    draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
     for batch, heads, kv_heads, seq_len, head_dim in (
         *((4, 16, 16, 4096, 128), (4, 32, 8, 4096, 128), (8, 16, 16, 2048, 128), (32, 16, 16, 1024, 128)),
-        *((1, 16, 16, 16384, 128), (32, 16, 16, 1193, 128), (8, 16, 16, 2048, 64), (8, 16, 16, 1920, 64)),
-        *((4, 16, 16, 4096, 64), (32, 8, 8, 512, 64)),
+        *((1, 16, 16, 16384, 128), (8, 16, 16, 2048, 64)),
     ):
-        for causal in masks if (head_dim, masks[0]) in kernels else ():
-            q, k, v = (draw(1, batch * seq_len, n, head_dim).transpose(1, 2) for n in (heads, kv_heads, kv_heads))
-            dense = of_each(lambda x: x.squeeze(0).unflatten(1, (batch, seq_len)).transpose(0, 1), (q, k, v))  # noqa: B023
-            named: list[tuple[str, Callable[[], Any]]] = [("best", partial(best.Best(), *dense, causal))]
-            right: dict[str, Tensor] = {}
-            for name, kernel in kernels[head_dim, causal]:
-                call = partial(rungs._packed, kernel, q, k, v, causal, (seq_len,) * batch)
-                wrong += not torch.equal(right.setdefault(name.split()[-1], call()), call())
-                named.append((name, call))
-            title = f"equal {batch, heads, kv_heads, seq_len, head_dim} causal={causal}, {wrong} wrong so far:"
-            timed(named, title, calls=4, rounds=15)
-    raise SystemExit(wrong > 0)
+        q, k, v = (draw(1, batch * seq_len, n, head_dim).transpose(1, 2) for n in (heads, kv_heads, kv_heads))
+        dense = of_each(lambda x: x.squeeze(0).unflatten(1, (batch, seq_len)).transpose(0, 1), (q, k, v))  # noqa: B023
+        for causal in (False, True):
+            packed = partial(rungs._packed, ragged.kernel(), q, k, v, causal, (seq_len,) * batch)
+            named = [("best", partial(best.Best(), *dense, causal)), ("ragged", packed)]
+            title = f"equal {batch, heads, kv_heads, seq_len, head_dim} causal={causal}:"
+            timed(named, title, calls=4, rounds=31)
 
 
 def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
