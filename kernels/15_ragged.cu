@@ -12,10 +12,10 @@
 //         2^64 (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
 //         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
 //         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
-//         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up and loads boxes that don't cross one, by
-//         the same maps.
+//         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up, a tile ahead, and loads boxes that
+//         don't cross one, by the same maps. Under the mask at D = 128 pages have another tile (`first_in_pages`).
 //         A query that sees no key gives 0: its block takes one tile, all of it masked.
-// Gained  NOTES.md says what is expected.
+// Gained  NOTES.md has times.
 // Limits  a sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
 #include "lazy.cuh"
 #include "rows.cuh"
@@ -268,50 +268,90 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
 };
 
-// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page.
+// What one elected thread of a warp does; all lanes have the same arguments, so that these are in uniform registers.
+__device__ __forceinline__ void expect_for_warp(unsigned barrier, int bytes) {
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
+                 "}" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void load_rows_for_warp(unsigned to, const TensorMap& map, int column, int row, int head, int end,
+                                                   unsigned barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "@one cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];\n"
+        "}" ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+// The compiler would compute the address of a parameter again and again, by 10 dependent instructions.
+__device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
+    const unsigned long long at = reinterpret_cast<unsigned long long>(&map);
+    const unsigned low = __shfl_sync(~0u, static_cast<unsigned>(at), 0);
+    const unsigned high = __shfl_sync(~0u, static_cast<unsigned>(at >> 32), 0);
+    return *reinterpret_cast<const TensorMap*>(static_cast<unsigned long long>(high) << 32 | low);
+}
+
+// With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their
+// number, and looks up that of the next tile while V waits for its stage. That is also when lane 0 takes the next pass.
 // Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
                                            const TensorMap& v) {
     constexpr int BOXES = P::KEYS / BOX;
-    static_assert(BOXES * P::COLUMNS <= 32, "a lane has one box");
-    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
-    const int lane = threadIdx.x, top = lane % BOXES * BOX, column = lane / BOXES;
-    const unsigned to = shared_address(smem.ring) + column * P::KEYS * 128 + top * 128;
+    static_assert(BOXES <= 32, "a lane has one box");
+    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty), ring = shared_address(smem.ring);
+    const int lane = threadIdx.x, top = lane % BOXES * BOX;
     Dealer<P, CAUSAL> dealer(smem, problem, v);
     Stage<P::STAGES> state;
+    int next = 0;  // the lane's page of the next tile
+    const auto look_up = [&](const int* row, int key, int keys) { return key < keys ? row[problem.page.quotient(key)] : 0; };
+    const auto look_up_first = [&](const Pass& pass) {
+        return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), top, pass.keys);
+    };
 #pragma unroll 1
     for (int round = 0;; ++round) {
         if (lane == 0) dealer.pass(round);
-        dealer.round = round;
         __syncwarp();
-        const int kv_head = smem.passes[round % SLOTS<P>].kv_head;
+        const Pass& pass = smem.passes[round % SLOTS<P>];
+        const int kv_head = uniform(pass.kv_head);
         if (kv_head < 0) break;
-        int head, first_block, last_block;
-        dealer.work_tile(kv_head, head, first_block, last_block);
-        const int tiles = dealer.pass_tiles(first_block, last_block), keys = dealer.keys;
-        const int* const row = problem.table + (dealer.key_end - keys);
+        if (round == 0) next = look_up_first(pass);
+        const int keys = uniform(pass.keys), tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
-            const int users = last_block + 1 - dealer.first_user(tile, first_block), key = P::KEYS * tile + top;
-            const int page = key < keys ? row[problem.page.quotient(key)] : 0;  // mostly from the L1
-            const int rows = min(max(keys - key, 0), BOX), end = problem.page.remainder(key) + rows;
-#pragma unroll 1
-            for (int i = 0; i < 2; ++i) {
+            const int key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
+            const int end = problem.page.remainder(key) + rows;
+            const int first = CAUSAL && tile ? (P::KEYS * tile - pass.earlier()) >> 6 : 0;
+            const int users = uniform(pass.last_block + 1 - max(max(pass.first_block, first), 0));
+            const auto load = [&](const TensorMap& parameter, int i, int end) {
+                const TensorMap& map = once(parameter);
                 const unsigned barrier = 8 * (2 * state.index() + i);
+                const unsigned to = ring + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES;
                 wait(empty + barrier, state.phase() ^ 1);
-                if (lane == 0) {
-                    arrive_expecting(full + barrier, P::TILE_BYTES);
-                    if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+                expect_for_warp(full + barrier, P::TILE_BYTES);
+#pragma unroll
+                for (int box = 0; box < BOXES; ++box) {
+                    const int from = MAP_ROWS - __shfl_sync(~0u, rows, box), its_end = __shfl_sync(~0u, end, box);
+#pragma unroll
+                    for (int c = 0; c < P::COLUMNS; ++c)
+                        load_rows_for_warp(to + (c * P::KEYS + box * BOX) * 128, map, 64 * c, from, kv_head, its_end,
+                                           full + barrier);
                 }
-                __syncwarp();
-                if (column < P::COLUMNS)
-                    load_rows(to + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES, i ? v : k, 64 * column, MAP_ROWS - rows, kv_head,
-                              page * (i ? problem.value_step : problem.key_step) + end, full + barrier);
-                if (lane == 0 && tile + i == 0) begin_pass<P>(smem, state, round);
+                if (users < P::JOBS_PER_PASS && lane == 0) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+            };
+            load(k, 0, page * problem.key_step + end);
+            if (lane == 0) {
+                if (tile == 0) begin_pass<P>(smem, state, round);
+                dealer.look_ahead(tile, tiles);
             }
+            __syncwarp();
+            next = tile + 1 < tiles ? look_up(problem.table + (pass.key_end - keys), key + P::KEYS, keys)
+                                    : look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
+            load(v, 1, page * problem.value_step + end);
             state.advance();
-            if (lane == 0) dealer.look_ahead(tile, tiles);
         }
     }
 }

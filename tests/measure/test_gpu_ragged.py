@@ -10,6 +10,7 @@ from torch.nn.attention import varlen
 
 import attnlab
 from attnlab.measuring.gate.gate import Gate
+from attnlab.measuring.kernels import rungs
 from attnlab.serving import ragged
 from attnlab.study.shapes import Shape
 from attnlab.study.values import STANDARD
@@ -83,7 +84,7 @@ def test_each_sequence_passes_the_gate_packed_and_padded(name, head_dim, dtype, 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("head_dim", "dtype"), DTYPES, ids=str)
 @pytest.mark.parametrize("page", [16, 48, 64, 128, 256])
-def test_prompts_over_pages_have_the_bits_of_prompts_over_the_keys_in_them(page, head_dim, dtype, causal):
+def test_prompts_over_pages_have_the_bits_of_the_same_tile_over_the_keys_in_them(page, head_dim, dtype, causal):
     queries, keys = [300, 1, 64, 200, 0, 17, 129, 300], [900, 1, 64, 1333, 70, 0, 9999, 16 * page]
     each = 4608 // page
     generator = torch.Generator(GPU).manual_seed(page)
@@ -105,8 +106,12 @@ def test_prompts_over_pages_have_the_bits_of_prompts_over_the_keys_in_them(page,
     by_head = [cache.contiguous() for cache in pages]
     both = torch.stack([cache.transpose(1, 2) for cache in pages], 1)  # K and V of a page next to each other
     joined = [both[:, i].transpose(1, 2) for i in range(2)]
+    rung = ragged.kernel().rung
+    tiles = rung.tiles_for(head_dim, page, causal)
+    tile = next((tile for tile in tiles if tile.first_in_pages), tiles[0])
+    launch = rungs.kernel(rung, tile).prepared(q, k, v, causal, None).launch
     for counts in (q_lens, None):
-        right = ragged.padded(q, k, v, causal, None, counts, lens)
+        right = launch.of_lengths(q, k, v, lens, counts)
         for k_pages, v_pages in (pages, by_head, joined):
             output = ragged.padded(q, k_pages, v_pages, causal, None, counts, lens, table)
             attended = attnlab.attend(q, k_pages, v_pages, causal, kv_lens=lens, q_lens=counts, block_table=table)

@@ -1,5 +1,5 @@
 // Runs kernels/15_ragged.cu on emulated.h, and prints how far O is from that in double precision, and a hash of its bits:
-// D causal box page kv_heads group queries keys grid seed (length of Q, of K)... Without a box K and V are padded. Numbers are always
+// D causal box page kv_heads group queries keys grid seed tile_keys (length of Q, of K)... Without a box K and V are padded. Numbers are always
 // the same; the seed is that of the order in which threads and copies get on. NaN is behind all lengths, and anything behind those of a
 // table of pages.
 #include "device.h"
@@ -70,11 +70,12 @@ template <int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG
 }
 int main(int count, char** words) {
     std::vector<int> n, lengths;
-    for (int i = 1; i < count; ++i) (i <= 10 ? n : lengths).push_back(atoi(words[i]));
+    for (int i = 1; i < count; ++i) (i <= 11 ? n : lengths).push_back(atoi(words[i]));
 #define CASE(D, CAUSAL, KEYS, STAGES, CONSUMERS, PING_PONG, BOX) \
-    if (n[0] == D && n[1] == CAUSAL && n[2] == BOX) return test<D, CAUSAL, KEYS, STAGES, CONSUMERS, PING_PONG, BOX>(n, lengths);
+    if (n[0] == D && n[1] == CAUSAL && n[2] == BOX && n[10] == KEYS) return test<D, CAUSAL, KEYS, STAGES, CONSUMERS, PING_PONG, BOX>(n, lengths);
     CASE(128, false, 128, 2, 2, 1, 0) CASE(128, false, 128, 2, 2, 1, 16) CASE(128, false, 128, 2, 2, 1, 128)
-    CASE(128, true, 64, 3, 3, 0, 0) CASE(128, true, 64, 3, 3, 0, 16) CASE(128, true, 64, 3, 3, 0, 64)
+    CASE(128, true, 64, 3, 3, 0, 0) CASE(128, true, 64, 3, 3, 0, 64)
+    CASE(128, true, 128, 2, 2, 1, 0) CASE(128, true, 128, 2, 2, 1, 16) CASE(128, true, 128, 2, 2, 1, 128)
     CASE(64, true, 128, 5, 3, 1, 0) CASE(64, true, 128, 5, 3, 1, 16) CASE(64, true, 128, 5, 3, 1, 64)
     return 4;
 }
