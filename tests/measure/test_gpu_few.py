@@ -228,10 +228,10 @@ def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_chan
     assert wrong.item() == 0
 
 
-@pytest.mark.parametrize("name", ["few", "caches"])
-def test_streams_and_graphs_have_workspaces_of_their_own(request, name):
+@pytest.mark.parametrize(("name", "queries"), [("few", 4), ("caches", 4), ("caches", 16)])
+def test_streams_and_graphs_have_workspaces_of_their_own(request, name, queries):
     kernel = request.getfixturevalue(name)
-    many = [drawn(MODEL.resized(batch=1), seed) for seed in range(4)]
+    many = [drawn(MODEL.resized(batch=1, seq_len=queries), seed) for seed in range(4)]
     right = [kernel(*given, True) for given in many]
     streams = [torch.cuda.Stream() for _ in many]
     torch.cuda.synchronize()
