@@ -51,6 +51,10 @@ constexpr bool DIRECT = false;
 constexpr bool ALONE = false;
 // Whether dQ leaves through shared memory in the order of the accumulators.
 constexpr bool STRAIGHT = false;
+// Whether the next product is issued before dS (order 1) or dQ (order 0) is published to the asynchronous proxy.
+constexpr bool LATE = false;
+// How many times 16 columns of its half of K a warpgroup holds in registers, as an operand of S (order 1).
+constexpr int K_HELD = 0;
 template <int D> constexpr bool FROM_REGISTERS = D == 128 && DIRECT;
 template <int D> constexpr bool AS_HELD = D == 128 && (DIRECT || STRAIGHT);
 
@@ -279,9 +283,21 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                                advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
         commit_products();
     };
+    unsigned k_held[K_HELD + 1][4];
     const auto begin_scores = [&] {
         wait(q_full + 8 * stage.index(), stage.phase());
         begin_products();
+        if constexpr (D == 128 && K_HELD > 0) {
+            const auto keys = descriptor(k_block + consumer * 64 * 128, 16, 1024), queries = descriptor(q_stage(), 16, 1024);
+#pragma unroll
+            for (int d = 0; d < D / 16; ++d) {
+                const auto its = advanced(queries, d / 4 * M * 128 + d % 4 * 32);
+                if (d < K_HELD) multiply<T, false>(s, k_held[d], its, d);
+                else multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), its, d);
+            }
+            commit_products();
+            return;
+        }
         multiply_by_tile(s, k_block, q_stage());
     };
     const auto begin_dp = [&] {
@@ -337,12 +353,15 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8 + 64 * j;
         its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
     };
-    const auto differentiate = [&](unsigned (&rows)[M / 16][4]) {
+    const auto differentiate = [&](unsigned (&rows)[M / 16][4], bool publishes = true) {
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
         const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
 #pragma unroll
         for (int j = 0; j < M / 16; ++j) {
             const float2 its[2] = {ahead[0], ahead[1]};
+            if constexpr (D == 128 && K_HELD > 0)
+#pragma unroll
+                for (int n = 4 * j; n < 4 * j + 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
             if (j + 1 < M / 16) load_delta(ahead, j + 1);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -352,7 +371,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             }
             store_matrices_transposed(to + 16 * j * 128, rows[j]);
         }
-        publish_to_tma();
+        if (publishes) publish_to_tma();
     };
     // Returns once dQ of the step before is out of shared memory or, if consumers add, once it is this step's turn.
     const auto wait_to_send = [&](unsigned flip = 0) {
@@ -365,6 +384,11 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 #pragma unroll
         for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
         wait_to_send(all & zero);
+    };
+    const auto publish_dq = [&] {
+        publish_to_tma();
+        __syncwarp();
+        arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
     };
     // dQ of this step goes where one thread of the producer finds it.
     const auto leave_dq = [&] {
@@ -379,9 +403,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
             store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
         }
-        publish_to_tma();
-        __syncwarp();
-        arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
+        if (!(D == 128 && ORDER == 0 && LATE)) publish_dq();
     };
     // The number of the tile to whose sums dQ is added; its complement, if dQ is their first part.
     const auto sums_place = [&] { return __shfl_sync(~0u, reinterpret_cast<const int*>(smem.sums[0])[step_parity], 0); };
@@ -498,6 +520,12 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             wait(shared_address(&smem.v_full), block_parity);
             end_store();  // of the block before
             if constexpr (ORDER == 3) finish_products<0>(s);
+            if constexpr (K_HELD > 0) {
+#pragma unroll
+                for (int d = 0; d < K_HELD; ++d)
+                    load_matrices(k_held[d], k_block + d / 4 * KEYS * 128 +
+                                                 swizzled_offset(64 * consumer + 16 * warp + lane % 16, d % 4 * 2 + lane / 16));
+            }
             const auto leave_whole = [&](const float (&whole)[64]) {
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
@@ -530,13 +558,14 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                     begin_dp();
                 }
                 exponentiate();
-                pack_probabilities();
+                if constexpr (K_HELD == 0) pack_probabilities();
                 load_delta(ahead, 0);
                 if constexpr (ORDER != 2) {
                     finish_products<0>(dp);
-                    differentiate(ds);
+                    differentiate(ds, !LATE);
                     begin_products();
                     accumulate(dv, p, dout_stage(), add);
+                    if constexpr (LATE) publish_to_tma();
                 } else {
                     differentiate_beside_dv(add);
                 }
@@ -654,8 +683,12 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 finish_products<1>(dq);
                 if constexpr (DIRECT) add_dq(dq, consumer, place);
                 else leave_dq();
-                next_step();
+                if constexpr (!LATE) next_step();
                 begin_dp();
+                if constexpr (LATE) {
+                    publish_dq();
+                    next_step();
+                }
                 finish_products<1>(dk);
                 release(ds);
                 arrive_for_warp(q_done);
@@ -675,6 +708,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             arrive_for_warp(shared_address(&smem.k_empty));
             if constexpr (DIRECT) add_dq(dq, consumer, place);
             else leave_dq();
+            if constexpr (LATE) publish_dq();
             next_step();
             finish_products<0>(dk);
             arrive_for_warp(q_empty + 8 * stage.index());
