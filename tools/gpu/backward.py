@@ -261,8 +261,7 @@ def _constants(**values: object) -> list[Edit]:
     return [(rf"(constexpr \w+ {name} =) \w+;", rf"\1 {str(value).lower()};") for name, value in values.items()]
 
 
-_NO_ADDITIONS = [(r"if \(now\.turn\) add_floats\(.*?;\s*else store_floats\(.*?;", "")]
-# dQ goes nowhere at run time. Without stores in the code ptxas would leave out the products as well, or move exponentials.
+# dQ goes nowhere at run time. Without stores in the code ptxas would leave out its products as well.
 _NO_ADDERS = [
     (r"const auto wait_to_send = [^\n]*", r"\g<0> wait(shared_address(&smem.k_full), block_parity ^ flip); return;"),
     (r"else add\(smem, problem, threadIdx\.x / 32 - 1\);", ""),
@@ -271,7 +270,7 @@ _NO_ADDERS = [
 _NO_WAY_OUT = [(r"const auto leave_dq = \[&\] \{", r"\g<0> if (zero == 0) return;"), *_NO_ADDERS]
 _NO_STORES = [(r"(store_pair\(sums \+ 256 \* row[^;]*dq\[n \+ 1\]\);)", r"if (zero) \1")]
 _FENCE_OF_DQ = (r"publish_to_tma\(\);(\s*__syncwarp\(\);\s*arrive_for_warp\(sums_full)", r"\1")
-_FENCE_OF_DS = (r"(rows\[j\]\);\s*\})\s*publish_to_tma\(\);", r"\1")
+_FENCE_OF_DS = (r"if \(publishes\) publish_to_tma\(\);", "")
 _NO_EXPONENTIALS = [(r"= exp2_here\((.*?)\);", r"= (\1) * 0.001f;")]
 _NO_BARRIER = [(r"synchronize\(1, 128 \* CONSUMERS\);", "")]
 _NO_SCORES = [(r"multiply_by_tile\(s, k_block, q_stage\(\)\);", "commit_products();")]
@@ -318,7 +317,8 @@ _PLAIN_TURNS = [
     ),
     (
         r"pass_turn\(problem.turns \+ tile, now.turn \+ 1\);",
-        r"""asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" :: "l"(problem.turns + tile), "r"(now.turn + 1) : "memory");""",
+        r"""asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" :: "l"(problem.turns + tile), "r"(now.turn + 1)
+            : "memory");""",
     ),
 ]
 VARIANTS: dict[str, list[Edit]] = {
