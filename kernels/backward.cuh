@@ -122,6 +122,9 @@ template <int N> __device__ __forceinline__ void release(const unsigned (&rows)[
 #pragma unroll
     for (int j = 0; j < N; ++j) asm volatile("" ::"r"(rows[j][0]), "r"(rows[j][1]), "r"(rows[j][2]), "r"(rows[j][3]));
 }
+__device__ __forceinline__ void release_four(const unsigned (&row)[4]) {
+    asm volatile("" ::"r"(row[0]), "r"(row[1]), "r"(row[2]), "r"(row[3]));
+}
 // to = from, by an instruction that ptxas can't leave out. Registers that a product reads must be written while no other
 // product reads registers, or ptxas (13.0) lets each wgmma wait for the one before.
 template <int N> __device__ __forceinline__ void copy_registers(unsigned (&to)[N][4], const unsigned (&from)[N][4], int zero) {
@@ -136,6 +139,13 @@ __device__ __forceinline__ float exp2_here(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x) : "memory");
     return y;
+}
+
+// The same of pack().
+template <typename T> __device__ __forceinline__ unsigned pack_here(float first, float second) {
+    unsigned both = pack<T>(first, second);
+    asm volatile("" : "+r"(both) : : "memory");
+    return both;
 }
 
 // Shared and global memory --------------------------------------------------------------------------------------------
