@@ -42,13 +42,16 @@ constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 constexpr int CONSUMER_REGISTERS = 240;
 // Whether a step issues dK before S of the next step and dQ.
 template <int D> constexpr bool DK_FIRST = D == 64;
-// A trial: 128 queries a tile at D = 128.
+// A trial: 128 queries a tile at D = 128, so that all products have N = 128. P is held in 16 bits only, and dS is computed of
+// these. An accumulator of 64 registers next to dK, dV and all of P or dS would need 224, for which ptxas lets each wgmma wait
+// for the one before. So dP waits until the products of the first KEPT_P times 16 queries of dV are over, whose P is in shared
+// memory meanwhile, where dS will be. dQ waits for the first KEPT_DS times 16 queries of dK. Half of dQ leaves by way of the
+// stage of Q that dK has read: its `q_empty` is the adding threads'.
 template <int D, int M> constexpr bool WIDE = D * M > 8192;
-constexpr int KEPT = 3;
-constexpr int FIRST = 3;
-constexpr bool PREFETCH = true;
+constexpr int KEPT_P = 3;
+constexpr int KEPT_DS = 3;
+// Whether dP is issued before the rest of dV, so that dS is computed beside this.
 constexpr bool BESIDE = false;
-constexpr bool EARLY_SCORES = false;
 // Trials at D = 128. The order of a step: 0 is today's. 1 is flash-attn-4's: S and dP, dV once dS is computed, dQ, dK. 2 issues
 // dV before dS. 3 is 1 with S of the next step queued behind dK.
 constexpr int ORDER = 0;
@@ -81,7 +84,8 @@ template <int D, int M, int STAGES> struct SharedStorage {
     int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS], ds_full[2];
-    // ds_full[1] of a wide tile: dS may be written again.
+    // Of a wide tile: ds_full[1], dS may be written again; q_read, nobody reads Q of the step any more.
+    unsigned long long q_read;
 };
 
 // One thread loads K, V, Q and dO with what belongs to their rows.
@@ -177,12 +181,13 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
     }
 }
 
-// A thread adds one warpgroup's dQ of a wide tile, 64 columns after the others. Each warpgroup's half has its own turns.
+// A thread adds one warpgroup's dQ of a wide tile: 64 columns from its own memory, and the others from the stage of Q, which is
+// free after that. Each warpgroup's half of a tile has its own turns.
 template <int D, int M, int STAGES>
 __device__ __forceinline__ void add_halves(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int consumer) {
     using Storage = SharedStorage<D, M, STAGES>;
-    const unsigned full = shared_address(smem.sums_full[0] + consumer), empty = shared_address(smem.sums_empty + consumer);
-    const unsigned from = shared_address(smem.sums[consumer]);
+    const unsigned full = shared_address(smem.sums_full[0] + consumer), q_empty = shared_address(smem.q_empty);
+    unsigned parity = 0;
     for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
         const Part* const parts = problem.parts + 2 * task;
         const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
@@ -196,15 +201,18 @@ __device__ __forceinline__ void add_halves(SharedStorage<D, M, STAGES>& smem, co
             wait_for_turn(problem.turns + part, now.turn);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                wait(full, half);
+                wait(full + half * (8 * CONSUMERS), parity);
+                const unsigned from = shared_address(half ? smem.q[parity] + consumer * Storage::SUM_BYTES : smem.sums[consumer]);
                 if (now.turn) add_floats(sums + half * (M * D / 4), from, Storage::SUM_BYTES);
                 else store_floats(sums + half * (M * D / 4), from, Storage::SUM_BYTES);
                 commit_stores();
-                wait_until_read<0>();
-                arrive(empty);
             }
+            wait_until_read<0>();
+            arrive(q_empty + 8 * parity);
+            arrive(shared_address(smem.sums_empty + consumer));
             wait_until_stored();
             pass_turn(problem.turns + part, now.turn + 1);
+            parity ^= 1;
         }
     }
 }
@@ -420,10 +428,10 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const unsigned delta = shared_address(smem.delta) + dout_index() * (4 * M) + lane % 4 * 8 + 64 * j;
         its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
     };
-    const auto keep_probabilities = [&] {
+    const auto keep_probabilities = [&] {  // where dS of the same queries and keys will be
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
 #pragma unroll
-        for (int j = 0; j < KEPT; ++j)
+        for (int j = 0; j < KEPT_P; ++j)
             store_matrices_transposed(own_ds + swizzled_offset(row, chunk) + 16 * j * 128, p[j]);
     };
     const auto differentiate = [&](unsigned (&rows)[M / 16][4], bool publishes = true) {
@@ -431,20 +439,19 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         const unsigned to = own_ds + (WIDE<D, M> ? 0 : step_parity * (CONSUMERS * M * 128)) + swizzled_offset(row, chunk);
 #pragma unroll
         for (int j = 0; j < M / 16; ++j) {
-            if constexpr (!PREFETCH) load_delta(ahead, j);
             const float2 its[2] = {ahead[0], ahead[1]};
             if constexpr (D == 128 && K_HELD > 0)
 #pragma unroll
                 for (int n = 4 * j; n < 4 * j + 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
-            if (PREFETCH && j + 1 < M / 16) load_delta(ahead, j + 1);
+            if (j + 1 < M / 16) load_delta(ahead, j + 1);
             unsigned kept[4];
             if constexpr (WIDE<D, M>)
-                if (j < KEPT) load_matrices_transposed(kept, to + 16 * j * 128);
+                if (j < KEPT_P) load_matrices_transposed(kept, to + 16 * j * 128);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int n = 8 * j + 4 * half;
                 if constexpr (WIDE<D, M>) {  // P is there in 16 bits only
-                    const unsigned(&its_p)[4] = j < KEPT ? kept : p[j];
+                    const unsigned(&its_p)[4] = j < KEPT_P ? kept : p[j];
                     const float2 a = unpack<T>(its_p[2 * half]), b = unpack<T>(its_p[2 * half + 1]);
                     rows[j][2 * half] = pack<T>(a.x * (dp[n] - its[half].x), a.y * (dp[n + 1] - its[half].y));
                     rows[j][2 * half + 1] = pack<T>(b.x * (dp[n + 2] - its[half].x), b.y * (dp[n + 3] - its[half].y));
@@ -506,10 +513,11 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         for (int n = 0; n < sizeof(dq) / 128; ++n)
             arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * (part + n) + step_parity * (8 * CONSUMERS));
     };
-    // 64 columns of a wide tile's dQ after the others, each when those before are out of shared memory.
+    // dQ of a wide tile: 64 columns, then the others in place of this step's Q, once nobody reads that.
     const auto leave_half = [&](int half) {
-        wait(sums_empty, half ^ 1);
-        const unsigned sums = shared_address(smem.sums[consumer]);
+        if (half) wait(shared_address(&smem.q_read), step_parity);
+        else wait(sums_empty, step_parity ^ 1);
+        const unsigned sums = half ? q_stage() + consumer * Storage::SUM_BYTES : shared_address(smem.sums[consumer]);
 #pragma unroll
         for (int n = 0; n < 32; n += 2) {
             const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
@@ -518,7 +526,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         }
         publish_to_tma();
         __syncwarp();
-        arrive_for_warp(sums_full);
+        arrive_for_warp(sums_full + half * (8 * CONSUMERS));
     };
     const auto next_step = [&] {
         ds_phase ^= step_parity;
@@ -568,24 +576,24 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 keep_probabilities();
                 wait_for_dout();
                 begin_products();
-                accumulate_part(dv, p, dout_stage(), add, 0, KEPT);
+                accumulate_part(dv, p, dout_stage(), add, 0, KEPT_P);
                 if constexpr (BESIDE) {
                     finish_products<0>(dv);
-                    release_part(p, 0, KEPT);
+                    release_part(p, 0, KEPT_P);
                     begin_dp();
-                    accumulate_part(dv, p, dout_stage(), 1, KEPT, M / 16);
+                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P, M / 16);
                     load_delta(ahead, 0);
                     finish_products<1>(dp);
                     differentiate(next_ds);
                     __syncwarp();
                     arrive_for_warp(ds_there);
                     finish_products<0>(dv);
-                    release_part(p, KEPT, M / 16);
+                    release_part(p, KEPT_P, M / 16);
                     copy_registers(ds, next_ds, zero);
                 } else {
-                    accumulate_part(dv, p, dout_stage(), 1, KEPT, M / 16);
+                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P, M / 16);
                     finish_products<1>(dv);
-                    release_part(p, 0, KEPT);
+                    release_part(p, 0, KEPT_P);
                     begin_dp();
                     load_delta(ahead, 0);
                     finish_products<1>(dv);
@@ -596,34 +604,24 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 }
                 if (steps > 1) arrive_for_warp(dout_empty);
                 begin_products();
-                accumulate_part(dk, ds, q_stage(), add, 0, FIRST);
-                if constexpr (FIRST < M / 16) {
-                    accumulate_part(dk, ds, q_stage(), 1, FIRST, M / 16);
-                    finish_products<1>(dk);
-                } else {
-                    finish_products<0>(dk);
-                }
-                release_part(ds, 0, FIRST);
+                accumulate_part(dk, ds, q_stage(), add, 0, KEPT_DS);
+                accumulate_part(dk, ds, q_stage(), 1, KEPT_DS, M / 16);
+                finish_products<1>(dk);
+                release_part(ds, 0, KEPT_DS);
                 wait(ds_there, step_parity);
                 begin_dq();
                 finish_products<1>(dk);
-                release_part(ds, FIRST, M / 16);
-                arrive_for_warp(q_empty + 8 * stage.index());
-                stage.advance();
+                release_part(ds, KEPT_DS, M / 16);
+                arrive_for_warp(shared_address(&smem.q_read));
                 finish_products<0>(dq);
                 arrive_for_warp(ds_free);
                 leave_half(0);
-                if constexpr (EARLY_SCORES) {  // at the end for nothing
-                    if (steps > 1) wait(q_full + 8 * stage.index(), stage.phase());
-                    begin_products();
-                    multiply_by_tile(s, k_block, q_stage());
-                }
                 leave_half(1);
                 next_step();
+                stage.advance();
                 if (--steps == 0) break;
-                if constexpr (!EARLY_SCORES) begin_scores();
+                begin_scores();
             }
-            if constexpr (EARLY_SCORES) finish_products<0>(s);
             arrive_for_warp(shared_address(&smem.v_empty));
             arrive_for_warp(shared_address(&smem.k_empty));
             // Both warpgroups have read dS and this dO.
@@ -912,10 +910,11 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(shared_address(smem.q_full + stage), 1);
             init_barrier(shared_address(smem.dout_full + stage), 1);
-            init_barrier(shared_address(smem.q_empty + stage), 4 * CONSUMERS);
+            init_barrier(shared_address(smem.q_empty + stage), WIDE<D, M> ? CONSUMERS : 4 * CONSUMERS);
             init_barrier(shared_address(smem.dout_empty + stage), 4 * CONSUMERS);
         }
         smem.finished = 0;
+        if (WIDE<D, M>) init_barrier(shared_address(&smem.q_read), 4 * CONSUMERS);
         init_barrier(shared_address(&smem.k_full), 1);
         init_barrier(shared_address(&smem.v_full), 1);
         init_barrier(shared_address(&smem.k_empty), 4 * CONSUMERS);

@@ -324,14 +324,14 @@ _PLAIN_TURNS = [
 VARIANTS: dict[str, list[Edit]] = {
     "today": [],
     "today K": _PLAIN_TURNS,
-    "today L": _constants(LATE=True),
     "A": _constants(ORDER=1),
     "A K": [*_constants(ORDER=1), *_PLAIN_TURNS],
-    "A L": _constants(ORDER=1, LATE=True),
-    "A L K": [*_constants(ORDER=1, LATE=True), *_PLAIN_TURNS],
-    "A R3": _constants(ORDER=1, K_HELD=3),
-    "A R2": _constants(ORDER=1, K_HELD=2),
+    "M128": [],
+    "M128 P": _constants(BESIDE=True),
+    "M128 K": [(pattern.replace("tile", "part"), new.replace("tile", "part")) for pattern, new in _PLAIN_TURNS],
 }
+WIDE = "M128"
+"""Trials of this name have 128 queries a tile. Cycles are those of 64 queries nevertheless."""
 CHECK_SECONDS = 45
 """For importing PyTorch, compiling and launching, while all others do so."""
 _OF_FILES = nvrtc.of_files
@@ -349,13 +349,15 @@ def _edited(name: str, texts: dict[str, str]) -> str:
 
 def _as(name: str, call: Call) -> Any:
     """Call the backward pass with the kernel of a trial."""
-    kept = ours._PREPARED, ours._COMPILED
+    kept, tiling = (ours._PREPARED, ours._COMPILED), ours.INSTANCES[128]
     nvrtc.of_files = partial(_edited, name)
+    if name.startswith(WIDE):
+        ours.INSTANCES[128] = ours.WIDE
     ours._PREPARED, ours._COMPILED = _KEPT.setdefault(name, ({}, {}))
     try:
         return call()
     finally:
-        nvrtc.of_files = _OF_FILES
+        nvrtc.of_files, ours.INSTANCES[128] = _OF_FILES, tiling
         ours._PREPARED, ours._COMPILED = kept
 
 
