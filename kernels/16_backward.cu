@@ -48,7 +48,8 @@ template <int D> constexpr bool DK_FIRST = D == 64;
 // memory meanwhile, where dS will be. dQ waits for the first KEPT_DS times 16 queries of dK. Half of dQ leaves by way of the
 // stage of Q that dK has read: its `q_empty` is the adding threads'.
 template <int D, int M> constexpr bool WIDE = D * M > 8192;
-constexpr int KEPT_P = 3;
+template <typename T> constexpr int KEPT_P = 4;  // or fp16 spills
+template <> constexpr int KEPT_P<__nv_bfloat16> = 3;
 constexpr int KEPT_DS = 3;
 // Whether dP is issued before the rest of dV, so that dS is computed beside this.
 constexpr bool BESIDE = false;
@@ -431,8 +432,9 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const auto keep_probabilities = [&] {  // where dS of the same queries and keys will be
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
 #pragma unroll
-        for (int j = 0; j < KEPT_P; ++j)
+        for (int j = 0; j < KEPT_P<T>; ++j)
             store_matrices_transposed(own_ds + swizzled_offset(row, chunk) + 16 * j * 128, p[j]);
+        __syncwarp();
     };
     const auto differentiate = [&](unsigned (&rows)[M / 16][4], bool publishes = true) {
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
@@ -446,12 +448,12 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             if (j + 1 < M / 16) load_delta(ahead, j + 1);
             unsigned kept[4];
             if constexpr (WIDE<D, M>)
-                if (j < KEPT_P) load_matrices_transposed(kept, to + 16 * j * 128);
+                if (j < KEPT_P<T>) load_matrices_transposed(kept, to + 16 * j * 128);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int n = 8 * j + 4 * half;
                 if constexpr (WIDE<D, M>) {  // P is there in 16 bits only
-                    const unsigned(&its_p)[4] = j < KEPT_P ? kept : p[j];
+                    const unsigned(&its_p)[4] = j < KEPT_P<T> ? kept : p[j];
                     const float2 a = unpack<T>(its_p[2 * half]), b = unpack<T>(its_p[2 * half + 1]);
                     rows[j][2 * half] = pack<T>(a.x * (dp[n] - its[half].x), a.y * (dp[n + 1] - its[half].y));
                     rows[j][2 * half + 1] = pack<T>(b.x * (dp[n + 2] - its[half].x), b.y * (dp[n + 3] - its[half].y));
@@ -576,24 +578,24 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 keep_probabilities();
                 wait_for_dout();
                 begin_products();
-                accumulate_part(dv, p, dout_stage(), add, 0, KEPT_P);
+                accumulate_part(dv, p, dout_stage(), add, 0, KEPT_P<T>);
                 if constexpr (BESIDE) {
                     finish_products<0>(dv);
-                    release_part(p, 0, KEPT_P);
+                    release_part(p, 0, KEPT_P<T>);
                     begin_dp();
-                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P, M / 16);
+                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P<T>, M / 16);
                     load_delta(ahead, 0);
                     finish_products<1>(dp);
                     differentiate(next_ds);
                     __syncwarp();
                     arrive_for_warp(ds_there);
                     finish_products<0>(dv);
-                    release_part(p, KEPT_P, M / 16);
+                    release_part(p, KEPT_P<T>, M / 16);
                     copy_registers(ds, next_ds, zero);
                 } else {
-                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P, M / 16);
+                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P<T>, M / 16);
                     finish_products<1>(dv);
-                    release_part(p, 0, KEPT_P);
+                    release_part(p, 0, KEPT_P<T>);
                     begin_dp();
                     load_delta(ahead, 0);
                     finish_products<1>(dv);

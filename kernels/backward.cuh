@@ -111,7 +111,7 @@ template <int M, bool CAUSAL> struct Schedule {
 };
 
 // dQ in floats: of each tile the part of one warpgroup after the other's, 64 rows of 64. At D = 128 a part is 64 columns, at
-// D = 64 half of the queries. A row's 16-byte chunks are permuted, so that the floats that a warp stores at once lie in all
+// D = 64 half of the queries. With 128 queries at D = 128 a part is half of the queries, 64 columns after the others. A row's 16-byte chunks are permuted, so that the floats that a warp stores at once lie in all
 // banks.
 __device__ __forceinline__ int permuted(int row, int chunk) { return chunk ^ row % 4 * 2; }
 
@@ -141,7 +141,7 @@ __device__ __forceinline__ float exp2_here(float x) {
     return y;
 }
 
-// The same of pack().
+// pack() that stands behind what comes before it.
 template <typename T> __device__ __forceinline__ unsigned pack_here(float first, float second) {
     unsigned both = pack<T>(first, second);
     asm volatile("" : "+r"(both) : : "memory");

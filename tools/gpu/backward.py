@@ -277,7 +277,7 @@ _NO_SCORES = [(r"multiply_by_tile\(s, k_block, q_stage\(\)\);", "commit_products
 _NO_DP = [(r"multiply_by_tile\(dp, v_block, dout_stage\(\)\);", "commit_products();")]
 _NO_DV = [(r"accumulate\(dv, p, dout_stage\(\), add\);", "commit_products();")]
 _NO_DK = [(r"accumulate\(dk, ds, [^;]*;", "commit_products();")]
-_NO_DQ = [(r"multiply<T, true>\(dq, .*?;", ";"), (r"dq\[32\];", "dq[32] = {};")]
+_NO_DQ = [(r"multiply<T, true>\(dq, .*?;", ";"), (r"(dq\[[^\]]*32\]);", r"\1 = {};")]
 _NO_DS = [(r"store_matrices_transposed\(to .*?;", "")]
 _LOADS = r"(arrive_expecting\({0}, Storage::TILE_BYTES \+ 4 \* M\);.*?load_bytes\([^;]*{0}\);)"
 _NO_LOADS = [
@@ -328,7 +328,7 @@ VARIANTS: dict[str, list[Edit]] = {
     "A K": [*_constants(ORDER=1), *_PLAIN_TURNS],
     "M128": [],
     "M128 P": _constants(BESIDE=True),
-    "M128 K": [(pattern.replace("tile", "part"), new.replace("tile", "part")) for pattern, new in _PLAIN_TURNS],
+    "M128 K": [tuple(text.replace("+ tile", "+ part") for text in edit) for edit in _PLAIN_TURNS],  # type: ignore[misc]
 }
 WIDE = "M128"
 """Trials of this name have 128 queries a tile. Cycles are those of 64 queries nevertheless."""
