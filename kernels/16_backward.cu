@@ -573,8 +573,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 #pragma unroll 1
             for (int add = 0;; add = 1) {
                 finish_products<0>(s);
-                wait(ds_free, step_parity ^ 1);
                 exponentiate();
+                wait(ds_free, step_parity ^ 1);
                 keep_probabilities();
                 wait_for_dout();
                 begin_products();
@@ -604,7 +604,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                     __syncwarp();
                     arrive_for_warp(ds_there);
                 }
-                if (steps > 1) arrive_for_warp(dout_empty);
+                if (!BESIDE) arrive_for_warp(steps > 1 ? dout_empty : shared_address(&smem.v_empty));
+                else if (steps > 1) arrive_for_warp(dout_empty);  // the same would cost a register too many
                 begin_products();
                 accumulate_part(dk, ds, q_stage(), add, 0, KEPT_DS);
                 accumulate_part(dk, ds, q_stage(), 1, KEPT_DS, M / 16);
@@ -624,7 +625,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 if (--steps == 0) break;
                 begin_scores();
             }
-            arrive_for_warp(shared_address(&smem.v_empty));
+            if (BESIDE) arrive_for_warp(shared_address(&smem.v_empty));
             arrive_for_warp(shared_address(&smem.k_empty));
             // Both warpgroups have read dS and this dO.
             wait(ds_free, step_parity ^ 1);
