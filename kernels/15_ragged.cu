@@ -2,15 +2,18 @@
 //
 // Does    rung 11's loop over passes of any sequence. A first kernel of one CTA, `deal`, reads the lengths and lists the passes:
 //         sequences with most keys first, so that a CTA's last passes are the shortest ones, and under the mask each one's longest
-//         first; all heads of K and V take one in turn. Whoever is done takes the next pass from a counter (a static deal leaves
-//         10 to 30 % of the time under the mask, by simulation; this one 1 %). Where it stays within a sequence, K and V come from
-//         the L2. The main kernel is launched while `deal` runs, and nothing waits for the host: a graph may be replayed with other
-//         lengths. Rows behind a length are out of bounds for TMA: their K and V read as 0, whatever is there, and their O isn't
-//         written. One map of each tensor does that for all sequences: it has 2^30 rows, and row r of n is row 2^30 - n + r; a
-//         dimension with the same stride leads to the sequence's end, and another one's stride takes 2^30 rows back, modulo 2^64
-//         (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
+//         first; all heads of K and V take one in turn. Without it a sequence's passes are equally long, and its heads follow each
+//         other, so that K and V of few heads are in use at once. Whoever is done takes the next pass from a counter (a static deal
+//         leaves 10 to 30 % of the time under the mask, by simulation; this one 1 %). Where it stays within a sequence, K and V
+//         come from the L2. The main kernel is launched while `deal` runs, and nothing waits for the host: a graph may be replayed
+//         with other lengths. Rows behind a length are out of bounds for TMA: their K and V read as 0, whatever is there, and their
+//         O isn't written. One map of each tensor does that for all sequences: it has 2^30 rows, and row r of n is row 2^30 - n +
+//         r; a dimension with the same stride leads to the sequence's end, and another one's stride takes 2^30 rows back, modulo
+//         2^64 (as Triton's ragged descriptors). Maps made on the device would have to be fetched for every sequence anew.
 //         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
 //         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
+//         K and V may be in pages of a multiple of 16 keys: a warp then looks pages up and loads boxes that don't cross one, by
+//         the same maps.
 //         A query that sees no key gives 0: its block takes one tile, all of it masked.
 // Gained  NOTES.md says what is expected.
 // Limits  a sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
@@ -25,7 +28,7 @@ struct alignas(16) Pass {
     int first_block, last_block;  // the first one below 0 where blocks don't come out even
     int member;                   // which of the heads that share K and V; -1: a block of each
     int kv_head;                  // -1: there is no pass
-    int unused[2];  // (parts of 16 bytes are read at once)
+    int sequence_begin, sequence_passes;  // in the list: those of the same sequence (parts of 16 bytes are read at once)
     __device__ __forceinline__ int blocks() const { return last_block + 1 - max(first_block, 0); }
     // The key behind the last one that the first query sees, and that of the first block.
     __device__ __forceinline__ int earlier() const { return member < 0 ? keys : keys - queries; }
@@ -127,11 +130,12 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
         for (unsigned having = __ballot_sync(~0u, own_count); having; having &= having - 1) {
             const int of = __ffs(having) - 1;
             Pass listed;
-            for (int i = 0; i < 9; ++i)  // fields, of which kv_head is not known yet
+            for (int i = 0; i < 9; ++i)  // fields; the others are not known yet
                 reinterpret_cast<int*>(&listed)[i] = __shfl_sync(~0u, reinterpret_cast<const int*>(&pass)[i], of);
             listed.kv_head = -1;
             const int its = __shfl_sync(~0u, own_count, of), at = __shfl_sync(~0u, begin, of);
             const int blocks = listed.last_block, members = listed.member < 0 ? 1 : dealing.sharing;
+            listed.sequence_begin = at, listed.sequence_passes = its;
             for (int i = lane; i < its && at + i < dealing.room; i += 32) {
                 const int group = i / members;
                 if (listed.member >= 0) listed.member = i - group * members;
@@ -148,6 +152,13 @@ struct RaggedProblem {
     Divisor kv_heads;
     int sharing;
     float scale;
+};
+
+// The same with K and V in pages, as tensors (pages, heads, rows, D). A row of the table has the numbers of a sequence's pages.
+struct PagedProblem : RaggedProblem {
+    const int* table;
+    Divisor page;              // its keys
+    int key_step, value_step;  // rows from page to page
 };
 
 struct RaggedJob {
@@ -192,11 +203,24 @@ template <typename P, bool CAUSAL> struct Dealer {
     const TensorMap* const values;
     int dealt = 0, round = 0;
     bool open = false;  // whether the last one has no job for a consumer
+    int passes = 0;     // of all heads
     int keys = 0, key_end = 0, value_end = 0, earlier = 0;
 
     __device__ __forceinline__ Dealer(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
         : smem(smem), problem(problem), values(&v) {
         wait_for_previous();
+        passes = __ldcg(&problem.schedule->passes);
+    }
+    // Without the mask all passes of a sequence are as long: the heads of K and V follow each other, so that few of them are in use
+    // at once.
+    __device__ __forceinline__ void order_by_heads(Pass& pass, int index) const {
+        const unsigned number = index - pass.sequence_begin * problem.kv_heads.by, own = number % pass.sequence_passes;
+        const bool joined = pass.member < 0;
+        const unsigned members = joined ? 1 : problem.sharing;
+        pass.kv_head = number / pass.sequence_passes;
+        if (!joined) pass.member = own % members;
+        pass.first_block = own / members * P::CONSUMERS;
+        pass.last_block = min(pass.first_block + P::CONSUMERS, joined ? problem.sharing : (pass.queries + 63) / 64) - 1;
     }
     __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
     // Takes passes until there are so many, and goes on until each consumer has a job.
@@ -207,14 +231,16 @@ template <typename P, bool CAUSAL> struct Dealer {
             wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
             const int index = dealt ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
             Pass& pass = smem.passes[slot];
-            open = index < __ldcg(&problem.schedule->passes);
+            open = index < passes;
             if (open) {
                 const int of_all = problem.kv_heads.quotient(index);
                 const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
-                const int4 lengths = __ldcg(from), more = __ldcg(from + 1);
-                pass = {lengths.x, lengths.y, lengths.z, lengths.w, more.x, more.y, more.z, more.w, __ldcg(from + 2).x,
-                        index - of_all * problem.kv_heads.by};
-                open = more.w + 1 - max(more.z, 0) < P::CONSUMERS;
+                const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
+                Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
+                              index - of_all * problem.kv_heads.by, more.z, more.w};
+                if (!CAUSAL) order_by_heads(taken, index);
+                pass = taken;
+                open = taken.blocks() < P::CONSUMERS;
             } else {
                 pass.kv_head = -1;
             }
@@ -249,6 +275,54 @@ template <typename P, bool CAUSAL> struct Dealer {
         if (tile == max(tiles - 3, 0)) deal(round + 2);
     }
 };
+
+// With pages a warp loads K and V: each lane a box of BOX keys and 64 columns, which is in one page.
+// Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
+template <typename P, bool CAUSAL, int BOX>
+__device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
+                                           const TensorMap& v) {
+    constexpr int BOXES = P::KEYS / BOX;
+    static_assert(BOXES * P::COLUMNS <= 32, "a lane has one box");
+    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
+    const int lane = threadIdx.x, top = lane % BOXES * BOX, column = lane / BOXES;
+    const unsigned to = shared_address(smem.ring) + column * P::KEYS * 128 + top * 128;
+    Dealer<P, CAUSAL> dealer(smem, problem, v);
+    Stage<P::STAGES> state;
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+        if (lane == 0) dealer.pass(round);
+        dealer.round = round;
+        __syncwarp();
+        const int kv_head = smem.passes[round % SLOTS<P>].kv_head;
+        if (kv_head < 0) break;
+        int head, first_block, last_block;
+        dealer.work_tile(kv_head, head, first_block, last_block);
+        const int tiles = dealer.pass_tiles(first_block, last_block), keys = dealer.keys;
+        const int* const row = problem.table + (dealer.key_end - keys);
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int users = last_block + 1 - dealer.first_user(tile, first_block), key = P::KEYS * tile + top;
+            const int page = key < keys ? row[problem.page.quotient(key)] : 0;  // mostly from the L1
+            const int rows = min(max(keys - key, 0), BOX), end = problem.page.remainder(key) + rows;
+#pragma unroll 1
+            for (int i = 0; i < 2; ++i) {
+                const unsigned barrier = 8 * (2 * state.index() + i);
+                wait(empty + barrier, state.phase() ^ 1);
+                if (lane == 0) {
+                    arrive_expecting(full + barrier, P::TILE_BYTES);
+                    if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+                }
+                __syncwarp();
+                if (column < P::COLUMNS)
+                    load_rows(to + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES, i ? v : k, 64 * column, ROWS - rows, kv_head,
+                              page * (i ? problem.value_step : problem.key_step) + end, full + barrier);
+                if (lane == 0 && tile + i == 0) begin_pass<P>(smem, state, round);
+            }
+            state.advance();
+            if (lane == 0) dealer.look_ahead(tile, tiles);
+        }
+    }
+}
 
 // Another thread hands one consumer its jobs, and loads their Q. Blocks of a pass go to the consumers, the longest first; where
 // there are fewer, the next pass goes on with the consumer behind; where not, the next one begins at the other end.
@@ -308,11 +382,15 @@ __device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, con
     arrive(query_full + 8 * buffer);
 }
 
-// q, k, v, o: maps of (ROWS, heads, ends of sequences, -ROWS, D), with any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS>
+template <int BOX> struct ProblemOf { using Type = PagedProblem; };
+template <> struct ProblemOf<0> { using Type = RaggedProblem; };
+
+// q, k, v, o: maps of (ROWS, heads, ends of sequences, -ROWS, D), with any strides. With BOX, K and V are in pages, and their boxes
+// have so many rows, which divide those of a page and of a tile. Rows then end where those of a box do.
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int JOBS_PER_PASS, int BOX = 0>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-       const __grid_constant__ TensorMap o, RaggedProblem problem) {
+       const __grid_constant__ TensorMap o, typename ProblemOf<BOX>::Type problem) {
     using P = Plan<D, KEYS, STAGES, CONSUMERS, PING_PONG, JOBS_PER_PASS, true>;
     static_assert(JOBS_PER_PASS == CONSUMERS, "a consumer has one job of a pass, or none");
     // Until the next pass is taken, a consumer that is done holds the stage of its last V, or its turns: the thread that takes
@@ -330,7 +408,9 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     if (threadIdx.x < 128) {
         give_registers<P::PRODUCER_REGISTERS>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        if (threadIdx.x == 0) {
+        if constexpr (BOX) {
+            if (warp == 0) return load_pages<P, CAUSAL, BOX>(smem, problem, k, v);
+        } else if (threadIdx.x == 0) {
             Dealer<P, CAUSAL> dealer(smem, problem, v);
             return load_tiles(smem, dealer, k, v);
         }

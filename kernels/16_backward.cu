@@ -42,17 +42,6 @@ constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
 constexpr int CONSUMER_REGISTERS = 240;
 // Whether a step issues dK before S of the next step and dQ.
 template <int D> constexpr bool DK_FIRST = D == 64;
-// A trial: 128 queries a tile at D = 128, so that all products have N = 128. P is held in 16 bits only, and dS is computed of
-// these. An accumulator of 64 registers next to dK, dV and all of P or dS would need 224, for which ptxas lets each wgmma wait
-// for the one before. So dP waits until the products of the first KEPT_P times 16 queries of dV are over, whose P is in shared
-// memory meanwhile, where dS will be. dQ waits for the first KEPT_DS times 16 queries of dK. Half of dQ leaves by way of the
-// stage of Q that dK has read: its `q_empty` is the adding threads'.
-template <int D, int M> constexpr bool WIDE = D * M > 8192;
-template <typename T> constexpr int KEPT_P = 4;  // or fp16 spills
-template <> constexpr int KEPT_P<__nv_bfloat16> = 3;
-constexpr int KEPT_DS = 3;
-// Whether dP is issued before the rest of dV, so that dS is computed beside this.
-constexpr bool BESIDE = false;
 // Trials at D = 128. The order of a step: 0 is today's. 1 is flash-attn-4's: S and dP, dV once dS is computed, dQ, dK. 2 issues
 // dV before dS. 3 is 1 with S of the next step queued behind dK.
 constexpr int ORDER = 0;
@@ -62,31 +51,23 @@ constexpr bool DIRECT = false;
 constexpr bool ALONE = false;
 // Whether dQ leaves through shared memory in the order of the accumulators.
 constexpr bool STRAIGHT = false;
-// Whether the next product is issued before dS (order 1) or dQ (order 0) is published to the asynchronous proxy.
-constexpr bool LATE = false;
-// How many times 16 columns of its half of K a warpgroup holds in registers, as an operand of S (order 1).
-constexpr int K_HELD = 0;
 template <int D> constexpr bool FROM_REGISTERS = D == 128 && DIRECT;
 template <int D> constexpr bool AS_HELD = D == 128 && (DIRECT || STRAIGHT);
 
 template <int D, int M, int STAGES> struct SharedStorage {
-    // dQ of a warpgroup has 64 rows and 64 columns; if wide, 128 columns, which leave in two halves.
-    static_assert(D * M == 8192 || (D == 128 && M == 128 && STAGES == 2));
+    static_assert(D * M == 8192);  // dQ of a warpgroup has 64 rows and 64 columns
     static constexpr int COLUMNS = D / 64;  // tiles of 64 columns beside each other
-    static constexpr int TILE_BYTES = M * D * 2, BLOCK_BYTES = KEYS * D * 2, SUM_BYTES = 16384;  // sums: of a warpgroup
-    static constexpr int DOUT_STAGES = WIDE<D, M> ? 1 : STAGES, DS_STAGES = WIDE<D, M> ? 1 : 2;
+    static constexpr int TILE_BYTES = M * D * 2, BLOCK_BYTES = KEYS * D * 2, SUM_BYTES = M * D * 2;  // sums: of a warpgroup
     unsigned char k[BLOCK_BYTES], v[BLOCK_BYTES];
-    unsigned char q[STAGES][TILE_BYTES], dout[DOUT_STAGES][TILE_BYTES];
-    unsigned char ds[DS_STAGES][CONSUMERS][M * 128];  // of a step and the next; then dV and dK, 64 columns in each of the two
+    unsigned char q[STAGES][TILE_BYTES], dout[STAGES][TILE_BYTES];
+    unsigned char ds[2][CONSUMERS][M * 128];  // of a step and the next; then dV and dK, 64 columns in each of the two
     unsigned char sums[CONSUMERS][SUM_BYTES];
-    alignas(128) float negated[STAGES][M], delta[DOUT_STAGES][M];
+    alignas(128) float negated[STAGES][M], delta[STAGES][M];
     int ahead[STAGES];  // of a stage's first query's last key, the first key of the block
     Part blocks[2];     // of this block of keys and the next; no steps: the end
     int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
     unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS], ds_full[2];
-    // Of a wide tile: ds_full[1], dS may be written again; q_read, nobody reads Q of the step any more.
-    unsigned long long q_read;
 };
 
 // One thread loads K, V, Q and dO with what belongs to their rows.
@@ -118,9 +99,7 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
 #pragma unroll 1
         for (int left = part.steps; left > 0; --left) {
             const unsigned q_full = shared_address(smem.q_full + stage.index());
-            // With one stage of dO, its phase is the number of the step, as the stage of Q is.
-            const int dout_stage = WIDE<D, M> ? 0 : stage.index(), dout_phase = WIDE<D, M> ? stage.index() : stage.phase();
-            const unsigned dout_full = shared_address(smem.dout_full + dout_stage);
+            const unsigned dout_full = shared_address(smem.dout_full + stage.index());
             const int head = kv_head * problem.group + (place >> 16), tile = place & 0xFFFF, row = M * tile;
             const int rows = ((batch * problem.heads + head) * problem.tiles + tile) * M;
             wait(shared_address(smem.q_empty + stage.index()), stage.phase() ^ 1);
@@ -129,11 +108,12 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
             for (int c = 0; c < Storage::COLUMNS; ++c)
                 load_box(shared_address(smem.q[stage.index()]) + c * M * 128, q, 64 * c, row, head, batch, q_full);
             load_bytes(shared_address(smem.negated[stage.index()]), problem.negated + rows, 4 * M, q_full);
-            wait(shared_address(smem.dout_empty + dout_stage), dout_phase ^ 1);
+            wait(shared_address(smem.dout_empty + stage.index()), stage.phase() ^ 1);
             arrive_expecting(dout_full, Storage::TILE_BYTES + 4 * M);
             for (int c = 0; c < Storage::COLUMNS; ++c)
-                load_box(shared_address(smem.dout[dout_stage]) + c * M * 128, dout, 64 * c, row, head, batch, dout_full);
-            load_bytes(shared_address(smem.delta[dout_stage]), problem.delta + rows, 4 * M, dout_full);
+                load_box(shared_address(smem.dout[stage.index()]) + c * M * 128, dout, 64 * c, row, head, batch,
+                         dout_full);
+            load_bytes(shared_address(smem.delta[stage.index()]), problem.delta + rows, 4 * M, dout_full);
             stage.advance();
             if (left > 1) place = problem.order[++next].place;
         }
@@ -179,42 +159,6 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
             parity ^= 1;
         }
         skip = step - steps;
-    }
-}
-
-// A thread adds one warpgroup's dQ of a wide tile: 64 columns from its own memory, and the others from the stage of Q, which is
-// free after that. Each warpgroup's half of a tile has its own turns.
-template <int D, int M, int STAGES>
-__device__ __forceinline__ void add_halves(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int consumer) {
-    using Storage = SharedStorage<D, M, STAGES>;
-    const unsigned full = shared_address(smem.sums_full[0] + consumer), q_empty = shared_address(smem.q_empty);
-    unsigned parity = 0;
-    for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
-        const Part* const parts = problem.parts + 2 * task;
-        const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
-        const Step* const order = problem.order + parts->order;
-        const int steps = parts[0].steps + parts[1].steps;
-#pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-            const Step now = order[step];
-            const int part = 2 * ((first_head + (now.place >> 16)) * problem.tiles + (now.place & 0xFFFF)) + consumer;
-            float* const sums = problem.sums + static_cast<long long>(part) * (M * D / 2);
-            wait_for_turn(problem.turns + part, now.turn);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                wait(full + half * (8 * CONSUMERS), parity);
-                const unsigned from = shared_address(half ? smem.q[parity] + consumer * Storage::SUM_BYTES : smem.sums[consumer]);
-                if (now.turn) add_floats(sums + half * (M * D / 4), from, Storage::SUM_BYTES);
-                else store_floats(sums + half * (M * D / 4), from, Storage::SUM_BYTES);
-                commit_stores();
-            }
-            wait_until_read<0>();
-            arrive(q_empty + 8 * parity);
-            arrive(shared_address(smem.sums_empty + consumer));
-            wait_until_stored();
-            pass_turn(problem.turns + part, now.turn + 1);
-            parity ^= 1;
-        }
     }
 }
 
@@ -269,9 +213,8 @@ __device__ __forceinline__ void finish_part(const Gradients& problem, int all_ti
             continue;
         }
         const int row_of_sums = unit / 8, of_row = row_of_sums % 64;
-        const int part = row_of_sums / 64;  // if wide, two are columns of the same rows
-        const int row = tile * M + (WIDE<D, M> ? part / 2 * 64 + of_row : D == 128 ? of_row : row_of_sums);
-        const int column = (WIDE<D, M> ? part % 2 * 64 : D == 128 ? part * 64 : 0) + unit % 8 * 8;
+        const int row = tile * M + (D == 128 ? of_row : row_of_sums);
+        const int column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
         if (row >= problem.queries) continue;
         const float* const from = sums + 64 * row_of_sums + 4 * permuted(of_row, unit % 8 * 2);
         const float4 a = load_sums(from), b = load_sums(from + 4);
@@ -295,8 +238,7 @@ __device__ __forceinline__ void finish_tiles(int& finished, const Gradients& pro
         const int tile = blockIdx.x + part / PARTS * gridDim.x;
         if (tile >= problem.all_tiles) return;
         const int seen = (tile % problem.tiles + 1) * M + problem.earlier + KEYS - 1;
-        const int turns = WIDE<D, M> ? 2 * tile + part % PARTS / (PARTS / 2) : tile;
-        if (lane == 0) wait_for_all_turns(problem.turns + turns, CAUSAL ? min(problem.blocks, seen / KEYS) : problem.blocks);
+        if (lane == 0) wait_for_all_turns(problem.turns + tile, CAUSAL ? min(problem.blocks, seen / KEYS) : problem.blocks);
         __syncwarp();
         finish_part<T, D, M, UNROLL>(problem, tile, part % PARTS * UNITS + lane, UNITS - lane, 32);
     }
@@ -319,7 +261,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
-    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[WIDE<D, M> ? 64 : 32];
+    float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[32];
     constexpr int EARLY = DK_FIRST<D> ? M / 4 : M / 2;  // exponentials of a thread beside dQ; the others are beside dP
     unsigned p[M / 16][4], next_ds[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
@@ -327,11 +269,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     unsigned step_parity = 0, block_parity = 0, ds_phase = 0, turn_phase = 0;
 
     const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
-    const auto dout_index = [&] { return WIDE<D, M> ? 0 : stage.index(); };
-    const auto dout_stage = [&] { return shared_address(smem.dout) + dout_index() * Storage::TILE_BYTES; };
-    const auto wait_for_dout = [&] {
-        wait(dout_full + 8 * dout_index(), WIDE<D, M> ? stage.index() : stage.phase());
-    };
+    const auto dout_stage = [&] { return shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES; };
     // S = K * Q^T, or dP = V * dO^T.
     const auto multiply_by_tile = [&](float (&c)[M / 2], unsigned block, unsigned tile) {
         const auto keys = descriptor(block + consumer * 64 * 128, 16, 1024), queries = descriptor(tile, 16, 1024);
@@ -341,25 +279,13 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                                advanced(queries, d / 4 * M * 128 + d % 4 * 32), d);
         commit_products();
     };
-    unsigned k_held[K_HELD + 1][4];
     const auto begin_scores = [&] {
         wait(q_full + 8 * stage.index(), stage.phase());
         begin_products();
-        if constexpr (D == 128 && K_HELD > 0) {
-            const auto keys = descriptor(k_block + consumer * 64 * 128, 16, 1024), queries = descriptor(q_stage(), 16, 1024);
-#pragma unroll
-            for (int d = 0; d < D / 16; ++d) {
-                const auto its = advanced(queries, d / 4 * M * 128 + d % 4 * 32);
-                if (d < K_HELD) multiply<T, false>(s, k_held[d], its, d);
-                else multiply<T, false>(s, advanced(keys, d / 4 * KEYS * 128 + d % 4 * 32), its, d);
-            }
-            commit_products();
-            return;
-        }
         multiply_by_tile(s, k_block, q_stage());
     };
     const auto begin_dp = [&] {
-        wait_for_dout();
+        wait(dout_full + 8 * stage.index(), stage.phase());
         begin_products();
         multiply_by_tile(dp, v_block, dout_stage());
     };
@@ -370,25 +296,11 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         for (int j = 0; j < M / 16; ++j) multiply<T, true>(sum, rows[j], advanced(queries, 16 * j * 128), j ? 1 : add);
         commit_products();
     };
-    // The same of 16 queries, from number `begin` to before `end`.
-    const auto accumulate_part = [&](float (&sum)[D / 2], const unsigned (&rows)[M / 16][4], unsigned tile, int add, int begin,
-                                     int end) {
-        const auto queries = descriptor(tile, M * 128, 1024);
-#pragma unroll
-        for (int j = begin; j < end; ++j)
-            multiply<T, true>(sum, rows[j], advanced(queries, 16 * j * 128), j > begin ? 1 : add);
-        commit_products();
-    };
-    const auto release_part = [&](const unsigned (&rows)[M / 16][4], int begin, int end) {
-#pragma unroll
-        for (int j = begin; j < end; ++j) release_four(rows[j]);
-    };
     const auto begin_dq = [&] {  // dQ = dS * K
         begin_products();
-        const unsigned rows = shared_address(smem.ds[0][0]) + (WIDE<D, M> ? 0 : step_parity * (CONSUMERS * M * 128));
-        constexpr bool BY_ROWS = D == 64 || WIDE<D, M>;
-        const auto of_ds = descriptor(rows + (BY_ROWS ? consumer * M / 2 * 128 : 0), 16, 1024);
-        const auto of_keys = descriptor(k_block + (BY_ROWS ? 0 : consumer * KEYS * 128), KEYS * 128, 1024);
+        const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
+        const auto of_ds = descriptor(rows + (D == 64 ? consumer * M / 2 * 128 : 0), 16, 1024);
+        const auto of_keys = descriptor(k_block + (D == 64 ? 0 : consumer * KEYS * 128), KEYS * 128, 1024);
 #pragma unroll
         for (int j = 0; j < KEYS / 16; ++j)
             multiply<T, true>(dq, advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), advanced(of_keys, 16 * j * 128), j);
@@ -413,10 +325,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             s[n + 1] = exp2_here(s[n + 1] * scale_log2 + offset.y);
             s[n + 2] = exp2_here(s[n + 2] * scale_log2 + offset.x);
             s[n + 3] = exp2_here(s[n + 3] * scale_log2 + offset.y);
-            if constexpr (WIDE<D, M>) {  // here, or registers don't suffice
-                p[n / 8][n / 2 % 4] = pack_here<T>(s[n], s[n + 1]);
-                p[n / 8][n / 2 % 4 + 1] = pack_here<T>(s[n + 2], s[n + 3]);
-            }
         }
     };
     const auto pack_probabilities = [&] {
@@ -426,45 +334,25 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     // dS = P * (dP - delta), in registers and in shared memory, there queries by keys.
     float2 ahead[2];  // delta of the queries at hand
     const auto load_delta = [&](float2 (&its)[2], int j) {
-        const unsigned delta = shared_address(smem.delta) + dout_index() * (4 * M) + lane % 4 * 8 + 64 * j;
+        const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8 + 64 * j;
         its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
     };
-    const auto keep_probabilities = [&] {  // where dS of the same queries and keys will be
+    const auto differentiate = [&](unsigned (&rows)[M / 16][4]) {
         const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-#pragma unroll
-        for (int j = 0; j < KEPT_P<T>; ++j)
-            store_matrices_transposed(own_ds + swizzled_offset(row, chunk) + 16 * j * 128, p[j]);
-        __syncwarp();
-    };
-    const auto differentiate = [&](unsigned (&rows)[M / 16][4], bool publishes = true) {
-        const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-        const unsigned to = own_ds + (WIDE<D, M> ? 0 : step_parity * (CONSUMERS * M * 128)) + swizzled_offset(row, chunk);
+        const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
 #pragma unroll
         for (int j = 0; j < M / 16; ++j) {
             const float2 its[2] = {ahead[0], ahead[1]};
-            if constexpr (D == 128 && K_HELD > 0)
-#pragma unroll
-                for (int n = 4 * j; n < 4 * j + 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
             if (j + 1 < M / 16) load_delta(ahead, j + 1);
-            unsigned kept[4];
-            if constexpr (WIDE<D, M>)
-                if (j < KEPT_P<T>) load_matrices_transposed(kept, to + 16 * j * 128);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int n = 8 * j + 4 * half;
-                if constexpr (WIDE<D, M>) {  // P is there in 16 bits only
-                    const unsigned(&its_p)[4] = j < KEPT_P<T> ? kept : p[j];
-                    const float2 a = unpack<T>(its_p[2 * half]), b = unpack<T>(its_p[2 * half + 1]);
-                    rows[j][2 * half] = pack<T>(a.x * (dp[n] - its[half].x), a.y * (dp[n + 1] - its[half].y));
-                    rows[j][2 * half + 1] = pack<T>(b.x * (dp[n + 2] - its[half].x), b.y * (dp[n + 3] - its[half].y));
-                    continue;
-                }
                 rows[j][2 * half] = pack<T>(s[n] * (dp[n] - its[half].x), s[n + 1] * (dp[n + 1] - its[half].y));
                 rows[j][2 * half + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its[half].x), s[n + 3] * (dp[n + 3] - its[half].y));
             }
             store_matrices_transposed(to + 16 * j * 128, rows[j]);
         }
-        if (publishes) publish_to_tma();
+        publish_to_tma();
     };
     // Returns once dQ of the step before is out of shared memory or, if consumers add, once it is this step's turn.
     const auto wait_to_send = [&](unsigned flip = 0) {
@@ -477,11 +365,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 #pragma unroll
         for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
         wait_to_send(all & zero);
-    };
-    const auto publish_dq = [&] {
-        publish_to_tma();
-        __syncwarp();
-        arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
     };
     // dQ of this step goes where one thread of the producer finds it.
     const auto leave_dq = [&] {
@@ -496,7 +379,9 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
             store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
         }
-        if (!(D == 128 && ORDER == 0 && LATE)) publish_dq();
+        publish_to_tma();
+        __syncwarp();
+        arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
     };
     // The number of the tile to whose sums dQ is added; its complement, if dQ is their first part.
     const auto sums_place = [&] { return __shfl_sync(~0u, reinterpret_cast<const int*>(smem.sums[0])[step_parity], 0); };
@@ -514,21 +399,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 #pragma unroll
         for (int n = 0; n < sizeof(dq) / 128; ++n)
             arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * (part + n) + step_parity * (8 * CONSUMERS));
-    };
-    // dQ of a wide tile: 64 columns, then the others in place of this step's Q, once nobody reads that.
-    const auto leave_half = [&](int half) {
-        if (half) wait(shared_address(&smem.q_read), step_parity);
-        else wait(sums_empty, step_parity ^ 1);
-        const unsigned sums = half ? q_stage() + consumer * Storage::SUM_BYTES : shared_address(smem.sums[consumer]);
-#pragma unroll
-        for (int n = 0; n < 32; n += 2) {
-            const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
-            store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[32 * half + n],
-                       dq[32 * half + n + 1]);
-        }
-        publish_to_tma();
-        __syncwarp();
-        arrive_for_warp(sums_full + half * (8 * CONSUMERS));
     };
     const auto next_step = [&] {
         ds_phase ^= step_parity;
@@ -565,77 +435,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
         if (steps == 0) break;
         const int add_last = steps > 1;
-        if constexpr (WIDE<D, M> || D == 64 || ORDER == 0 || ORDER == 3) begin_scores();
-        if constexpr (WIDE<D, M>) {
-            wait(shared_address(&smem.v_full), block_parity);
-            end_store();  // of the block before
-            const unsigned ds_there = ds_full, ds_free = ds_full + 8;
-#pragma unroll 1
-            for (int add = 0;; add = 1) {
-                finish_products<0>(s);
-                exponentiate();
-                wait(ds_free, step_parity ^ 1);
-                keep_probabilities();
-                wait_for_dout();
-                begin_products();
-                accumulate_part(dv, p, dout_stage(), add, 0, KEPT_P<T>);
-                if constexpr (BESIDE) {
-                    finish_products<0>(dv);
-                    release_part(p, 0, KEPT_P<T>);
-                    begin_dp();
-                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P<T>, M / 16);
-                    load_delta(ahead, 0);
-                    finish_products<1>(dp);
-                    differentiate(next_ds);
-                    __syncwarp();
-                    arrive_for_warp(ds_there);
-                    finish_products<0>(dv);
-                    release_part(p, KEPT_P<T>, M / 16);
-                    copy_registers(ds, next_ds, zero);
-                } else {
-                    accumulate_part(dv, p, dout_stage(), 1, KEPT_P<T>, M / 16);
-                    finish_products<1>(dv);
-                    release_part(p, 0, KEPT_P<T>);
-                    begin_dp();
-                    load_delta(ahead, 0);
-                    finish_products<1>(dv);
-                    finish_products<0>(dp);
-                    differentiate(ds);
-                    __syncwarp();
-                    arrive_for_warp(ds_there);
-                }
-                if (!BESIDE) arrive_for_warp(steps > 1 ? dout_empty : shared_address(&smem.v_empty));
-                else if (steps > 1) arrive_for_warp(dout_empty);  // the same would cost a register too many
-                begin_products();
-                accumulate_part(dk, ds, q_stage(), add, 0, KEPT_DS);
-                accumulate_part(dk, ds, q_stage(), 1, KEPT_DS, M / 16);
-                finish_products<1>(dk);
-                release_part(ds, 0, KEPT_DS);
-                wait(ds_there, step_parity);
-                begin_dq();
-                finish_products<1>(dk);
-                release_part(ds, KEPT_DS, M / 16);
-                arrive_for_warp(shared_address(&smem.q_read));
-                finish_products<0>(dq);
-                arrive_for_warp(ds_free);
-                leave_half(0);
-                leave_half(1);
-                next_step();
-                stage.advance();
-                if (--steps == 0) break;
-                begin_scores();
-            }
-            if (BESIDE) arrive_for_warp(shared_address(&smem.v_empty));
-            arrive_for_warp(shared_address(&smem.k_empty));
-            // Both warpgroups have read dS and this dO.
-            wait(ds_free, step_parity ^ 1);
-            begin_store(dv_map, dv, 1, own_ds, own_ds + 64 * 128);
-            const unsigned place = dout_stage() + consumer * D * 128;
-            begin_store(dk_map, dk, problem.scale, place, place + 64 * 128);
-            if (threadIdx.x % 128 == 0) wait_for_stores();
-            __syncwarp();
-            arrive_for_warp(dout_empty);
-        } else if constexpr (DK_FIRST<D>) {
+        if constexpr (D == 64 || ORDER == 0 || ORDER == 3) begin_scores();
+        if constexpr (DK_FIRST<D>) {
             wait(shared_address(&smem.v_full), block_parity);
             begin_dp();
             finish_products<1>(s);
@@ -697,12 +498,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             wait(shared_address(&smem.v_full), block_parity);
             end_store();  // of the block before
             if constexpr (ORDER == 3) finish_products<0>(s);
-            if constexpr (K_HELD > 0) {
-#pragma unroll
-                for (int d = 0; d < K_HELD; ++d)
-                    load_matrices(k_held[d], k_block + d / 4 * KEYS * 128 +
-                                                 swizzled_offset(64 * consumer + 16 * warp + lane % 16, d % 4 * 2 + lane / 16));
-            }
             const auto leave_whole = [&](const float (&whole)[64]) {
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
@@ -735,14 +530,13 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                     begin_dp();
                 }
                 exponentiate();
-                if constexpr (K_HELD == 0) pack_probabilities();
+                pack_probabilities();
                 load_delta(ahead, 0);
                 if constexpr (ORDER != 2) {
                     finish_products<0>(dp);
-                    differentiate(ds, !LATE);
+                    differentiate(ds);
                     begin_products();
                     accumulate(dv, p, dout_stage(), add);
-                    if constexpr (LATE) publish_to_tma();
                 } else {
                     differentiate_beside_dv(add);
                 }
@@ -860,12 +654,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 finish_products<1>(dq);
                 if constexpr (DIRECT) add_dq(dq, consumer, place);
                 else leave_dq();
-                if constexpr (!LATE) next_step();
+                next_step();
                 begin_dp();
-                if constexpr (LATE) {
-                    publish_dq();
-                    next_step();
-                }
                 finish_products<1>(dk);
                 release(ds);
                 arrive_for_warp(q_done);
@@ -885,7 +675,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             arrive_for_warp(shared_address(&smem.k_empty));
             if constexpr (DIRECT) add_dq(dq, consumer, place);
             else leave_dq();
-            if constexpr (LATE) publish_dq();
             next_step();
             finish_products<0>(dk);
             arrive_for_warp(q_empty + 8 * stage.index());
@@ -913,11 +702,10 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(shared_address(smem.q_full + stage), 1);
             init_barrier(shared_address(smem.dout_full + stage), 1);
-            init_barrier(shared_address(smem.q_empty + stage), WIDE<D, M> ? CONSUMERS : 4 * CONSUMERS);
+            init_barrier(shared_address(smem.q_empty + stage), 4 * CONSUMERS);
             init_barrier(shared_address(smem.dout_empty + stage), 4 * CONSUMERS);
         }
         smem.finished = 0;
-        if (WIDE<D, M>) init_barrier(shared_address(&smem.q_read), 4 * CONSUMERS);
         init_barrier(shared_address(&smem.k_full), 1);
         init_barrier(shared_address(&smem.v_full), 1);
         init_barrier(shared_address(&smem.k_empty), 4 * CONSUMERS);
@@ -925,7 +713,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         for (int w = 0; w < CONSUMERS; ++w) {
             for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);
-            if (DK_FIRST<D> || WIDE<D, M>) init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
+            if (DK_FIRST<D>) init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
         }
         publish_barriers();
     }
@@ -934,8 +722,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         give_registers<504 - 2 * CONSUMER_REGISTERS>();
         if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
         else if (threadIdx.x == 32 || threadIdx.x == 64) {
-            if constexpr (WIDE<D, M>) add_halves(smem, problem, threadIdx.x / 32 - 1);
-            else if constexpr (FROM_REGISTERS<D>) announce(smem, problem, threadIdx.x / 32 - 1);
+            if constexpr (FROM_REGISTERS<D>) announce(smem, problem, threadIdx.x / 32 - 1);
             else add(smem, problem, threadIdx.x / 32 - 1);
         }
         else if (FINISHES && threadIdx.x >= 96) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
@@ -976,8 +763,7 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
             problem.delta[at] = sum;
             const long long given = static_cast<long long>(head) * problem.queries + row;
             problem.negated[at] = row < problem.queries ? -LOG2_E * problem.lse[given] : -infinity();
-            constexpr int TURNS = WIDE<D, M> ? 2 : 1;
-            if (row % (M / TURNS) == 0) problem.turns[TURNS * head * problem.tiles + row / (M / TURNS)] = 0;
+            if (row % M == 0) problem.turns[head * problem.tiles + row / M] = 0;
         }
         return;
     }

@@ -15,6 +15,7 @@
 #include "12_few.cu"
 
 constexpr int LEAST_TILES = 2;  // of a part, if its sequence has as many
+constexpr int MERGED_ROWS = 4;  // that a warp merges, or a part of whose columns
 
 // The pages of a sequence: each lane holds the page number of 16 keys of the next tile.
 struct Pages {
@@ -147,7 +148,83 @@ caches(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv
     attend_part<T, D, CAUSAL, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>(q, k, v, o, workspace, kv_lens, part);
 }
 
+// The merge of one row's partial results: a warp has up to 128 columns, each lane neighbouring ones.
+template <int D> struct MergedRow {
+    static constexpr int WARPS = D > 128 ? D / 128 : 1, COLUMNS = D / 32 / WARPS;
+    float top = -infinity(), sum = 0, value[COLUMNS] = {};  // relative to 2^top
+    // Adds partial results `first` to `end` - 1, N at most, all on their way at once.
+    template <int N> __device__ __forceinline__ void add(const float* from, long long step, int column, int first, int end) {
+        struct alignas(4 * COLUMNS) Columns { float x[COLUMNS]; } part[N];
+        float log[N], higher = top;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const float* at = from + (first + i) * step;
+            const bool there = first + i < end;
+            log[i] = there ? __ldcg(at + Partial<D>::LOG) : -infinity();
+            if constexpr (COLUMNS == 4) {
+                const float4 x = there ? __ldcg(reinterpret_cast<const float4*>(at + column)) : make_float4(0, 0, 0, 0);
+                part[i] = {x.x, x.y, x.z, x.w};
+            } else {
+                const float2 x = there ? __ldcg(reinterpret_cast<const float2*>(at + column)) : make_float2(0, 0);
+                part[i] = {x.x, x.y};
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) higher = fmaxf(higher, log[i]);
+        const float kept = weight(top, higher);
+        top = higher;
+        sum *= kept;
+#pragma unroll
+        for (int x = 0; x < COLUMNS; ++x) value[x] *= kept;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const float share = weight(log[i], top);
+            sum += share;
+#pragma unroll
+            for (int x = 0; x < COLUMNS; ++x) value[x] += share * part[i].x[x];
+        }
+    }
+    template <typename T> __device__ __forceinline__ void store(T* to) const {
+        const float inverse = sum == 0 ? 0 : 1 / sum;
+        struct alignas(2 * COLUMNS) Packed { unsigned x[COLUMNS / 2]; } packed;
+#pragma unroll
+        for (int x = 0; x < COLUMNS; x += 2) packed.x[x / 2] = pack<T>(value[x] * inverse, value[x + 1] * inverse);
+        *reinterpret_cast<Packed*>(to) = packed;
+    }
+};
+
+// Merges the parts of sequences that have several. A warp merges MERGED_ROWS rows, since to find the parts takes more
+// instructions than to merge a row. `caches` lets this kernel start once the lengths are there, so these are read at once.
 template <typename T, int D>
 __global__ void __launch_bounds__(128) merge_caches(T* o, const float* workspace, const int* kv_lens, const Caches problem) {
-    merge_parts<T, D>(o, workspace, kv_lens, problem);
+    using R = MergedRow<D>;
+    const int rows = problem.rows(), warps = blockDim.x / 32, of_cta = warps * MERGED_ROWS;
+    const int ctas = (R::WARPS * rows + of_cta - 1) / of_cta, head = blockIdx.x / ctas;
+    const int share = blockIdx.x % ctas * warps + threadIdx.x / 32, step = ctas * warps / R::WARPS;  // of rows
+    const int column = share % R::WARPS * 128 + threadIdx.x % 32 * R::COLUMNS;
+    const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
+    __threadfence();  // `caches` saw the lengths before this kernel began; the L1 may still have others
+    const Part parts = problem.parts(kv_lens, head);
+    const int keys = problem.keys_of(kv_lens, batch);
+    int row = share / R::WARPS, query = row / problem.group, of_group = row % problem.group;
+    const int step_queries = step / problem.group, step_heads = step % problem.group;
+    const float* from = workspace + (parts.slot(head, 0) * rows + row) * Partial<D>::SIZE;
+    T* const to = o + problem.offset(problem.o, batch, kv_head, 0) + column;
+    launch_next();
+    wait_for_previous();
+    if (parts.clusters == 1) return;  // O is there
+#pragma unroll 1
+    for (; row < rows; row += step, from += static_cast<long long>(step) * Partial<D>::SIZE) {
+        const int seen = problem.masked ? problem.seen(keys, row) : keys;
+        const int written = (max(0, seen) + parts.split_keys - 1) / parts.split_keys;
+        R merged;
+        int first = 0;
+#pragma unroll 1
+        for (; first + 4 < written; first += 8)
+            merged.template add<8>(from, static_cast<long long>(rows) * Partial<D>::SIZE, column, first, written);
+        if (first < written) merged.template add<4>(from, static_cast<long long>(rows) * Partial<D>::SIZE, column, first, written);
+        merged.store(to + of_group * problem.o.head + query * problem.o.row);
+        query += step_queries, of_group += step_heads;
+        if (of_group >= problem.group) of_group -= problem.group, ++query;
+    }
 }

@@ -111,7 +111,7 @@ template <int M, bool CAUSAL> struct Schedule {
 };
 
 // dQ in floats: of each tile the part of one warpgroup after the other's, 64 rows of 64. At D = 128 a part is 64 columns, at
-// D = 64 half of the queries. With 128 queries at D = 128 a part is half of the queries, 64 columns after the others. A row's 16-byte chunks are permuted, so that the floats that a warp stores at once lie in all
+// D = 64 half of the queries. A row's 16-byte chunks are permuted, so that the floats that a warp stores at once lie in all
 // banks.
 __device__ __forceinline__ int permuted(int row, int chunk) { return chunk ^ row % 4 * 2; }
 
@@ -121,9 +121,6 @@ __device__ __forceinline__ int permuted(int row, int chunk) { return chunk ^ row
 template <int N> __device__ __forceinline__ void release(const unsigned (&rows)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; ++j) asm volatile("" ::"r"(rows[j][0]), "r"(rows[j][1]), "r"(rows[j][2]), "r"(rows[j][3]));
-}
-__device__ __forceinline__ void release_four(const unsigned (&row)[4]) {
-    asm volatile("" ::"r"(row[0]), "r"(row[1]), "r"(row[2]), "r"(row[3]));
 }
 // to = from, by an instruction that ptxas can't leave out. Registers that a product reads must be written while no other
 // product reads registers, or ptxas (13.0) lets each wgmma wait for the one before.
@@ -139,13 +136,6 @@ __device__ __forceinline__ float exp2_here(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x) : "memory");
     return y;
-}
-
-// pack() that stands behind what comes before it.
-template <typename T> __device__ __forceinline__ unsigned pack_here(float first, float second) {
-    unsigned both = pack<T>(first, second);
-    asm volatile("" : "+r"(both) : : "memory");
-    return both;
 }
 
 // Shared and global memory --------------------------------------------------------------------------------------------

@@ -28,18 +28,6 @@ template <> __device__ __forceinline__ unsigned pack<__nv_bfloat16>(float first,
     return both;
 }
 
-// The two elements in a register.
-template <typename T> __device__ __forceinline__ float2 unpack(unsigned both);
-template <> __device__ __forceinline__ float2 unpack<__half>(unsigned both) {
-    float2 two;
-    asm("{.reg .b16 first, second; mov.b32 {first, second}, %2; cvt.f32.f16 %0, first; cvt.f32.f16 %1, second;}"
-        : "=f"(two.x), "=f"(two.y) : "r"(both));
-    return two;
-}
-template <> __device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned both) {
-    return {__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u)};
-}
-
 // One MUFU instruction; 2^-inf is 0.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;

@@ -515,6 +515,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
         rows.row_sum[0] = rows.row_sum[1] = 0;
         k_state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
         if (CAUSAL || RAGGED) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
+        if (RAGGED && !CAUSAL) scores.keys = __shfl_sync(~0u, keys_of(problem, scheduled), 0);
         const bool begins = scheduled.tiles;
         if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round), hold_query();
         return begins;
@@ -565,7 +566,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
     };
     const auto find_diagonal = [&] {
         const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
-        if (RAGGED) scores.keys = keys_of(problem, scheduled);
+        if (RAGGED && CAUSAL) scores.keys = keys_of(problem, scheduled);
         return CAUSAL ? scheduled.diagonal : 0;
     };
     const auto exponentiate = [&](bool begin) { return softmax(rows, scores, find_diagonal(), begin, recompute); };
@@ -730,7 +731,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             }
         // Once: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
         // Three consumers at D = 64 would spill.
-        constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && !RAGGED && (D > 64 || P::CONSUMERS != 3);
+        constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && (RAGGED ? P::CONSUMERS == 2 : D > 64 || P::CONSUMERS != 3);
         bool rescale;
         do rescale = exponentiate(false);
         while (ENDS_BLOCK && never(problem.scale));

@@ -471,6 +471,10 @@ class RaggedCta(Cta):
         self.slot: list[tuple[Pass, int] | None] = [None] * self.slots
         self.pass_full = [Barrier(1) for _ in self.slot]
         self.pass_empty = [Barrier(self.plan.consumers) for _ in self.slot]
+        self.order = [(one, head) for one in self.passes for head in range(self.kv_heads)]
+        if not self.plan.causal:  # a sequence's heads follow each other
+            place = {one.sequence: number for number, one in enumerate(self.passes)}
+            self.order.sort(key=lambda its: (place[its[0].sequence], its[1]))
 
     def _deal(self, least: int) -> Agent:
         while self.dealt < least or (self.open and self.dealt < self.round + self.slots):
@@ -478,9 +482,9 @@ class RaggedCta(Cta):
             yield from self.pass_empty[slot].wait(1 - self.dealt // self.slots % 2)
             index = next(self.taken) if self.dealt else self.plan.cta
             self.slot[slot], self.open = None, False
-            if index < len(self.passes) * self.kv_heads:
-                one = self.passes[index // self.kv_heads]
-                self.slot[slot], self.open = (one, index % self.kv_heads), one.blocks < self.plan.consumers
+            if index < len(self.order):
+                self.slot[slot] = self.order[index]
+                self.open = self.order[index][0].blocks < self.plan.consumers
             self.pass_full[slot].arrive()
             self.dealt += 1
             yield

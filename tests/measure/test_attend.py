@@ -142,8 +142,8 @@ def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
     lengths = torch.tensor([3, 2**40])
     assert attnlab.attend(q, k, v, kv_lens=lengths) == "few"
     assert attnlab.attend(q, k, v, True, kv_lens=lengths, q_lens=lengths) == "ragged"
-    (causal, scale, *found), *_ = asked
-    assert (causal, scale, [each.tolist() for each in found]) == (True, None, [[3, 4], [3, 9]])
+    (causal, scale, *found, table), *_ = asked
+    assert (causal, scale, table, [each.tolist() for each in found]) == (True, None, None, [[3, 4], [3, 9]])
     assert all(each.dtype == torch.int32 for each in found)
     monkeypatch.setattr(ragged, "MOST_FEW", 3)
     assert attnlab.attend(q, k, v, kv_lens=lengths) == "ragged"

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ def test_pages_that_do_not_fit_are_refused_in_a_line():
         call(kv_lens=lengths, block_table=[[0], [1]])
 
 
-def test_few_queries_go_to_the_kernel_in_place_and_many_as_copies(monkeypatch):
+def test_pages_go_to_kernels_in_place_and_as_copies_if_these_refuse_them(monkeypatch):
     lengths = [20, 9]
     k, v, table, each = random_pages(lengths, 16, 2, 32)
     asked = []
@@ -147,7 +148,17 @@ def test_few_queries_go_to_the_kernel_in_place_and_many_as_copies(monkeypatch):
     assert asked[0][5].tolist() == lengths
     assert asked[0][6] is table
     assert call(torch.zeros(2, 4, 129, 32)) == "many"
-    assert torch.equal(asked[1][1][0, :, :20], each[0][0])
+    assert asked[1][1] is k
+    assert asked[1][7] is table
+
+    def dense_only(*given):
+        if len(given) > 7:
+            raise Unsupported("pages")
+        return asked.append(given) or "copies"
+
+    monkeypatch.setattr(ragged, "padded", dense_only)
+    assert call(torch.zeros(2, 4, 129, 32)) == "copies"
+    assert torch.equal(asked[2][1][0, :, :20], each[0][0])
 
 
 @pytest.mark.parametrize(("batch", "keys", "pages", "wanted"), [(32, 16384, 0, 99), (1, 100, 0, 1), (2, 64, 40, 40)])
@@ -162,8 +173,8 @@ def test_parts_fill_the_device_and_fit_the_keys(batch, keys, pages, wanted):
 
 
 def test_pages_of_other_sizes_are_not_read_in_place():
-    kernel, q = rungs.Kernel(ladder.rung(rungs.CACHES)), torch.zeros(2, 4, 1, 128)
-    for pages, size in ((3, 24), (0, 16)):
-        k = torch.zeros(6, 2, size, 128)
-        with pytest.raises(Unsupported, match=r"^caches takes pages of 16 keys or a multiple, in rows of 16 bytes$"):
+    q = torch.zeros(2, 4, 1, 128)
+    for (pages, size), name in product(((3, 24), (0, 16)), (rungs.CACHES, rungs.RAGGED)):
+        k, kernel = torch.zeros(6, 2, size, 128), rungs.Kernel(ladder.rung(name))
+        with pytest.raises(Unsupported, match=r"^\w+ takes pages of 16 keys or a multiple, in rows of 16 bytes$"):
             kernel.paged(q, k, k, pages, False, None)

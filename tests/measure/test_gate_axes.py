@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 GROUPED = Shape(2, 6, 65, 32, dtype="float32", kv_heads=2)
 DECODE = Shape(3, 4, 1, 32, dtype="float32", kv_len=129)
 SPREAD = Shape(3, 4, 50, 32, dtype="float32", lengths="spread")
-DRAWN = Shape(6, 4, 40, 32, dtype="bfloat16", lengths="log-normal 20 1", values="sd 6")
+DRAWN = Shape(6, 4, 40, 32, dtype="bfloat16", lengths="log-normal 20 1", values="positional 25")
 TRAINING = Shape(2, 3, 33, 32, dtype="float16", direction="training")
 SHAPES = [
     GROUPED,

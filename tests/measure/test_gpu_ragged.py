@@ -81,6 +81,41 @@ def test_each_sequence_passes_the_gate_packed_and_padded(name, head_dim, dtype, 
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("head_dim", "dtype"), DTYPES, ids=str)
+@pytest.mark.parametrize("page", [16, 48, 64, 128, 256])
+def test_prompts_over_pages_have_the_bits_of_prompts_over_the_keys_in_them(page, head_dim, dtype, causal):
+    queries, keys = [300, 1, 64, 200, 0, 17, 129, 300], [900, 1, 64, 1333, 70, 0, 9999, 16 * page]
+    each = 4608 // page
+    generator = torch.Generator(GPU).manual_seed(page)
+    q, k, v = (
+        torch.randn(8, heads, rows, head_dim, generator=generator, device=GPU).to(dtype)
+        for heads, rows in ((6, 300), (2, each * page), (2, each * page))
+    )
+    q_lens, lens = (torch.tensor(own, dtype=torch.int32, device=GPU) for own in (queries, keys))
+    behind = (torch.arange(k.shape[2], device=GPU) >= lens[:, None])[:, None, :, None]
+    k, v = k.masked_fill(behind, torch.nan), v.masked_fill(behind, torch.nan)
+    places = torch.randperm(8 * each, generator=generator, device=GPU).view(8, each)
+    there = torch.arange(each, device=GPU) < (lens.clamp(max=k.shape[2])[:, None] + page - 1) // page
+    table = places.to(torch.int32).masked_fill(~there, -(2**31))
+    pages = []
+    for tensor in (k, v):
+        cache = torch.full((8 * each, page, 2, head_dim), torch.nan, dtype=dtype, device=GPU)
+        cache[places.flatten()] = tensor.transpose(1, 2).reshape(cache.shape)
+        pages.append(cache.transpose(1, 2))
+    by_head = [cache.contiguous() for cache in pages]
+    both = torch.stack([cache.transpose(1, 2) for cache in pages], 1)  # K and V of a page next to each other
+    joined = [both[:, i].transpose(1, 2) for i in range(2)]
+    for counts in (q_lens, None):
+        right = ragged.padded(q, k, v, causal, None, counts, lens)
+        for k_pages, v_pages in (pages, by_head, joined):
+            output = ragged.padded(q, k_pages, v_pages, causal, None, counts, lens, table)
+            attended = attnlab.attend(q, k_pages, v_pages, causal, kv_lens=lens, q_lens=counts, block_table=table)
+            for number, own in enumerate(queries if counts is not None else [300] * 8):
+                assert torch.equal(output[number, :, :own], right[number, :, :own]), number
+                assert torch.equal(attended[number, :, :own], right[number, :, :own]), number
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_a_graph_is_replayed_with_other_lengths_and_bits_do_not_depend_on_the_others(causal):
     some = random.Random(5)
     q, k, v = (torch.randn(6000, heads, 128, dtype=torch.bfloat16, device=GPU) for heads in (8, 2, 2))

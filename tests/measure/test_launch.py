@@ -14,7 +14,7 @@ from attnlab.measuring.fp8.kernel import AllScales, ScaledLaunch, ScaledMaps
 from attnlab.measuring.kernels import launch, maps, rungs
 from attnlab.measuring.kernels.launch import Launch, MappedPointers, Maps, Pointers, SplitLaunch, layout
 from attnlab.measuring.kernels.problem import Divisor
-from attnlab.measuring.kernels.ragged import PASS_WORDS, Dealing, RaggedLaunch, RaggedProblem, dealing_of
+from attnlab.measuring.kernels.ragged import PASS_WORDS, Dealing, PagedProblem, RaggedLaunch, RaggedProblem, dealing_of
 from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 
@@ -296,6 +296,22 @@ def ragged(driver, monkeypatch):
         return RaggedLaunch(5, 132, 384, 1024, -1, copies, Broken, 6, 2)
 
     return made, seen
+
+
+def test_a_table_of_pages_is_passed_as_it_lies_on_the_device(ragged):
+    made, seen = ragged
+    q, k = torch.zeros(2, 3, 8, 64).half(), torch.zeros(7, 3, 32, 64).half()
+    launch, table = made(q, k, k), torch.zeros(2, 5, dtype=torch.int32)
+    launch.pages, dealing = 5, dealing_of(q, k, k, torch.empty_like(q, device="meta"), 2, 128, 132, 5)
+    problem = PagedProblem(0, Divisor.of(3), 1, 0.5, 0, Divisor.of(32), maps.step(k), maps.step(k))
+    launch.parameters = lambda: ([bytes(maps.BYTES)] * 4, problem, dealing)
+    launch.of_lengths(q, k, k, torch.tensor([160, 3], dtype=torch.int32), None, table)
+    assert problem.table == table.data_ptr()
+    assert (problem.page.by, problem.key_step, problem.value_step) == (32, 96, 96)
+    keys = seen[0][-1].keys
+    assert (keys.packed, keys.rows, keys.step) == (0, 160, 5)  # a table's row begins at a multiple of its step
+    with pytest.raises(Unsupported, match=r"^block_table has to be an int32 tensor \(2, 5\) on the device of Q$"):
+        launch.of_lengths(q, k, k, None, None, table[:, 1:])
 
 
 @pytest.mark.parametrize(("q", "strides"), VIEWS.values(), ids=VIEWS)

@@ -306,6 +306,16 @@ def test_a_run_in_which_nothing_could_be_measured_is_still_a_run(begin, one_thre
     assert run.checks.empty
 
 
+def test_what_is_only_in_another_sweep_is_skipped(begin, one_thread, unlocked):
+    lengths = ONE_LENGTH["sweeps"]["seq_len"]
+    more = {"sweeps": {"seq_len": lengths, "long": lengths | {"seq_len": 64}}, "replicates": 1}
+    study = tiny_study(**(ONE_LENGTH | more), only_in={"sdpa.math": ["long"]})
+    run = read.load(record.record(begin(study), study, "cpu", one_thread))
+    skipped = run.cases[run.cases["status"] != "measured"]
+    assert skipped[["implementation", "seq_len"]].to_numpy().tolist() == [["sdpa.math", study.target_shape.seq_len]]
+    assert skipped["reason"].tolist() == ["the study has it in other sweeps only"]
+
+
 # Clocks
 
 

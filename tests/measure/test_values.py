@@ -19,6 +19,7 @@ from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.measuring.subjects.inputs import Inputs, Windows
 from attnlab.measuring.subjects.oracle import of_each_head
 from attnlab.measuring.values import captured
+from attnlab.measuring.values.drawn import structured
 from attnlab.runs import read
 from attnlab.study import values
 from attnlab.study.shapes import Shape
@@ -38,7 +39,7 @@ SHAPES = [
 SPREAD = Shape(3, 8, 50, 32, dtype="float32", lengths="spread")
 KINDS = [kind for kind in STANDARD if not kind.startswith("captured")]
 EVERY = [shape.resized(values=kind) for shape in SHAPES[1:3] for kind in KINDS]
-EVERY += [SPREAD.resized(values=kind) for kind in ("normal", "sd 6", "outliers", "zeros")]
+EVERY += [SPREAD.resized(values=kind) for kind in KINDS]
 DECODE = PLAIN.resized(batch=3, seq_len=1, kv_len=129)
 TRAINING = PLAIN.resized(direction="training")
 EVERY += [*SHAPES, DECODE, TRAINING]
@@ -177,6 +178,30 @@ def test_like_positions_attract_and_those_further_apart_less(shape):
         assert far < 20
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if placed(kind) and kind != "mixture"])
+def test_each_packed_sequence_has_the_positions_of_a_batch_of_its_length(kind):
+    packed = SPREAD.resized(values=kind, head_dim=64)
+    given, kept = [tensor.clone() for tensor in drawn(packed)[0]], structured(kind, 64)
+    for tensor in given[:2]:
+        tensor[..., kept:] = 0
+    begin = 0
+    for tokens in packed.sequences:
+        alone = [tensor.clone() for tensor in drawn(Shape(1, 8, tokens, 64, dtype="float32", values=kind))[0]]
+        for tensor in alone[:2]:
+            tensor[..., kept:] = 0
+        mine = [tensor[:, :, begin : begin + tokens] for tensor in given]
+        assert torch.allclose(logits(mine, packed), logits(alone, packed))
+        begin += tokens
+
+
+def test_heads_of_packed_sequences_have_the_distributions_of_a_mixture_in_turn():
+    shape = Shape(2, 12, 256, 64, lengths="spread", values="mixture")
+    scores = logits([tensor[:, :, -256:] for tensor in drawn(shape)[0]], shape)[0]
+    rise = scores[..., 192:].mean((1, 2)) - scores[..., :64].mean((1, 2))
+    assert rise.gt(30).nonzero().flatten().tolist() == [3, 9]  # stairs 12
+    assert (rise.gt(9) & rise.lt(30)).nonzero().flatten().tolist() == [5, 11]  # rising 24
+
+
 @pytest.mark.parametrize("shape", [Shape(2, 8, 128, 64), GROUPED.resized(seq_len=128), SPREAD], ids=str)
 def test_a_thousandth_of_the_elements_is_drawn_from_farther_off(shape):
     shape = shape.resized(values="outliers")
@@ -214,7 +239,7 @@ def test_a_seed_says_what_is_drawn(shape):
     for window in range(COUNT):
         assert all(tensor.isfinite().all() for tensor in one[window])
         assert all(map(torch.equal, one[window], again[window]))
-    if shape.layout == "heads first" and shape.values != "mixture":
+    if not shape.by_token and shape.values != "mixture":
         tuned = drawn(shape.resized(values="normal"))
         tuned.draw(4, shape.values)  # other values than the shape's
         assert all(map(torch.equal, tuned[0], other[0]))
@@ -235,7 +260,7 @@ def test_no_head_meets_the_same_keys_in_two_windows_unless_places_lie_in_the_way
         q, k = given[:2]
         met |= {(q[b, h].data_ptr(), k[b, h // shared].data_ptr()) for b in range(len(q)) for h in range(shape.heads)}
         assert given[2].data_ptr() == first[2].data_ptr()
-    alone = placed(shape.values) and shape.layout == "tokens first"  # the next head may be the next token's
+    alone = placed(shape.values) and shape.by_token  # the next head may be the next token's
     assert len(met) == len(first[0]) * shape.heads * (1 if alone else COUNT)
 
 

@@ -63,7 +63,6 @@ def test_all_stands_for_each_kind_that_is_timed_by_default(every):
             {"values": "positional 25", "head_dim": 4},
             "sweeps.values: values: positional 25 is for a head_dim of at least 8, not 4",
         ),
-        ({"values": "all", "lengths": "spread"}, "sweeps.values: values: sink 8 is for lengths: equal"),
         (
             {"values": "all", "seq_len": list(range(1, 1001))},
             f"sweeps: {3 + 1000 * len(values.STANDARD)} shapes, and a run can hold 10000: state fewer values",

@@ -78,7 +78,9 @@ def test_drawn_lengths_are_those_of_a_seed_and_of_the_law():
     assert many.sequences[-1] == max(many.sequences) == 4096
     assert sum(tokens == 4096 for tokens in many.sequences) == pytest.approx(0.019 * 4000, abs=30)
     assert (median(logs), quantiles(logs, n=100)[15]) == pytest.approx((math.log(512), math.log(512) - 1), abs=0.1)
-    for law, batch, longest in product(("uniform 73 1", "log-normal 512 1"), (1, 2), (5, 100)):
+    prompts = Shape(4000, 1, 4096, 64, lengths="conversations 1").sequences
+    assert quantiles(prompts, n=20)[4::5] == pytest.approx([396, 1020, 1189], rel=0.1)
+    for law, batch, longest in product(("uniform 73 1", "log-normal 512 1", "conversations 1"), (1, 2), (5, 100)):
         sequences = Shape(batch, 1, longest, 64, lengths=law).sequences
         assert (len(sequences), min(sequences) >= 1, max(sequences)) == (batch, True, longest)
 
@@ -164,7 +166,7 @@ def test_a_shape_resized_keeps_what_it_shares():
         ),
         *(
             ({"lengths": law}, f"unknown lengths '{law}'; {KNOWN_LENGTHS}")
-            for law in (LAWS[0], "uniform 0 1", "normal 5 1")
+            for law in (LAWS[0], "uniform 0 1", "normal 5 1", "conversations")
         ),
         ({"lengths": "ragged"}, f"unknown lengths 'ragged'; {KNOWN_LENGTHS}"),
         ({"direction": "sideways"}, "unknown direction 'sideways'; known are forward, training, backward"),

@@ -70,6 +70,13 @@ def test_gpu_is_timed_enough():
     assert quantile_ci(range(study.replicates * study.samples), 0.95)
 
 
+def test_what_is_only_in_some_sweeps_is_left_out_of_others():
+    sweeps = TINY["sweeps"] | {"long": LENGTHS | {"seq_len": [64, 128]}}
+    study = tiny_study(sweeps=sweeps, only_in={"sdpa.math": ["long"]})
+    assert [shape.seq_len for shape in study.shapes if study.leaves_out("sdpa.math", shape)] == [16, 32]
+    assert not any(study.leaves_out("sdpa.flash", shape) for shape in study.shapes)
+
+
 def test_lists_are_multiplied_out_and_shapes_counted_once():
     common = {"heads": 2, "head_dim": 64, "dtype": "float32"}
     more = [{"batch": 3, "seq_len": 32, **common}, {"batch": 1, "seq_len": 8, "causal": [True, False], **common}]
@@ -114,6 +121,8 @@ TWENTY_THOUSAND = dict.fromkeys(
         ({"longest_call_ms": math.inf}, "longest_call_ms: input should be a finite number, not inf"),
         ({"drawn": {"shapes": 3, "seed": 1, "values": ["norml"]}}, "drawn: unknown values 'norml'; known are *"),
         ({"sweeps": {"": LENGTHS}}, "sweeps: '' is no name"),
+        ({"only_in": {"sdpa.auto": ["seq_len"]}}, "only_in: sdpa.auto is none of *the baseline"),
+        ({"only_in": {"sdpa.math": ["long"]}}, "only_in: sdpa.math: there is no sweep 'long'"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, 10**30]}}}, "no memory holds B=1 H=4 S=1000"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": ["float32", "float64"]}}}, "unknown dtype 'float64'; *float32"),
     ],

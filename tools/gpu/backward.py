@@ -261,77 +261,57 @@ def _constants(**values: object) -> list[Edit]:
     return [(rf"(constexpr \w+ {name} =) \w+;", rf"\1 {str(value).lower()};") for name, value in values.items()]
 
 
-# dQ goes nowhere at run time. Without stores in the code ptxas would leave out its products as well.
-_NO_ADDERS = [
+_NO_ADDITIONS = [(r"if \(now\.turn\) add_floats\(.*?;\s*else store_floats\(.*?;", "")]
+# The wait is for a barrier that is always complete: without any, ptxas moves exponentials down.
+_NO_WAY_OUT = [
+    (r"const auto leave_dq = \[&\] \{", r"\g<0> return;"),
     (r"const auto wait_to_send = [^\n]*", r"\g<0> wait(shared_address(&smem.k_full), block_parity ^ flip); return;"),
     (r"else add\(smem, problem, threadIdx\.x / 32 - 1\);", ""),
     (r"if \(lane == 0\) wait_for_all_turns\(.*?;", ""),
 ]
-_NO_WAY_OUT = [(r"const auto leave_dq = \[&\] \{", r"\g<0> if (zero == 0) return;"), *_NO_ADDERS]
-_NO_STORES = [(r"(store_pair\(sums \+ 256 \* row[^;]*dq\[n \+ 1\]\);)", r"if (zero) \1")]
-_FENCE_OF_DQ = (r"publish_to_tma\(\);(\s*__syncwarp\(\);\s*arrive_for_warp\(sums_full)", r"\1")
-_FENCE_OF_DS = (r"if \(publishes\) publish_to_tma\(\);", "")
 _NO_EXPONENTIALS = [(r"= exp2_here\((.*?)\);", r"= (\1) * 0.001f;")]
 _NO_BARRIER = [(r"synchronize\(1, 128 \* CONSUMERS\);", "")]
-_NO_SCORES = [(r"multiply_by_tile\(s, k_block, q_stage\(\)\);", "commit_products();")]
-_NO_DP = [(r"multiply_by_tile\(dp, v_block, dout_stage\(\)\);", "commit_products();")]
-_NO_DV = [(r"accumulate\(dv, p, dout_stage\(\), add\);", "commit_products();")]
-_NO_DK = [(r"accumulate\(dk, ds, [^;]*;", "commit_products();")]
-_NO_DQ = [(r"multiply<T, true>\(dq, .*?;", ";"), (r"(dq\[[^\]]*32\]);", r"\1 = {};")]
+_NO_TURNS = [(r"wait_for_turn\(problem.turns \+ tile, now.turn\);", ""), _NO_WAY_OUT[3]]
+_NO_DQ = [(r"multiply<T, true>\(dq, .*?;", ";"), (r"dq\[32\];", "dq[32] = {};")]
 _NO_DS = [(r"store_matrices_transposed\(to .*?;", "")]
 _LOADS = r"(arrive_expecting\({0}, Storage::TILE_BYTES \+ 4 \* M\);.*?load_bytes\([^;]*{0}\);)"
 _NO_LOADS = [
     (_LOADS.format(name), rf"if (left + STAGES <= part.steps) arrive({name}); else {{ \1 }}")
     for name in ("q_full", "dout_full")
 ]
-# S and dP of any 4 registers: no reads of K and V.
-_FROM_REGISTERS = [
-    (r"multiply<T, false>\(c, advanced\(keys,.*?32\),", "multiply<T, false>(c, any,"),
-    (r"const auto multiply_by_tile", r"const unsigned any[4] = {1u + lane, 2u + lane, 3u + lane, 4u + lane};\n\g<0>"),
-]
-_PRODUCTS_ALONE = [*_NO_WAY_OUT, *_NO_EXPONENTIALS, *_NO_BARRIER, *_NO_DS, *_NO_LOADS]
 ABLATIONS: dict[str, list[Edit]] = {
     "today": [],
+    "a, no additions of dQ": _NO_ADDITIONS,
     "b, dQ stays in registers": _NO_WAY_OUT,
-    "b2, nobody adds": _NO_ADDERS,
-    "b3, no stores of dQ": _NO_STORES,
-    "n, no fences": [_FENCE_OF_DQ, _FENCE_OF_DS],
+    "c, no exponentials": _NO_EXPONENTIALS,
+    "d, no barrier of both": _NO_BARRIER,
+    "e, no turns": _NO_TURNS,
     "f, no products of dQ": _NO_DQ,
-    "i, no products of dV": _NO_DV,
-    "l, no products of S": _NO_SCORES,
-    "m, no products of dP": _NO_DP,
-    "o, no products of dK": _NO_DK,
-    "p, no products": [*_NO_DQ, *_NO_DV, *_NO_SCORES, *_NO_DP, *_NO_DK],
-    "q, products alone": _PRODUCTS_ALONE,
-    "A": _constants(ORDER=1),
-    "A, r, K and V from registers": [*_constants(ORDER=1), *_FROM_REGISTERS],
-    "A, q": [*_constants(ORDER=1), *_PRODUCTS_ALONE],
-    "A, q, r": [*_constants(ORDER=1), *_PRODUCTS_ALONE, *_FROM_REGISTERS],
+    "g, no stores of dS": _NO_DS,
+    "h, no loads": _NO_LOADS,
+    "i, no products of dV": [(r"accumulate\(dv, p, dout_stage\(\), add\);", "commit_products();")],
+    "j, dQ not rounded": [(r"(else )?if \(FINISHES[^\n]*", "")],
+    "b, d": [*_NO_WAY_OUT, *_NO_BARRIER],
+    "b, c": [*_NO_WAY_OUT, *_NO_EXPONENTIALS],
+    "b, h": [*_NO_WAY_OUT, *_NO_LOADS],
+    "b, g, h": [*_NO_WAY_OUT, *_NO_DS, *_NO_LOADS],
+    "b, c, d, g, h": [*_NO_WAY_OUT, *_NO_EXPONENTIALS, *_NO_BARRIER, *_NO_DS, *_NO_LOADS],
 }
-# Turns without fences: additions that are over are in the L2, where the next ones come.
-_PLAIN_TURNS = [
-    (
-        r"wait_for_turn\(problem.turns \+ tile, now.turn\);",
-        r"""{ int its; do asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(its) : "l"(problem.turns + tile)
-            : "memory"); while (its != now.turn); }""",
-    ),
-    (
-        r"pass_turn\(problem.turns \+ tile, now.turn \+ 1\);",
-        r"""asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" :: "l"(problem.turns + tile), "r"(now.turn + 1)
-            : "memory");""",
-    ),
-]
 VARIANTS: dict[str, list[Edit]] = {
     "today": [],
-    "today K": _PLAIN_TURNS,
+    "today S": _constants(STRAIGHT=True),
+    "today B": _constants(DIRECT=True),
     "A": _constants(ORDER=1),
-    "A K": [*_constants(ORDER=1), *_PLAIN_TURNS],
-    "M128": [],
-    "M128 P": _constants(BESIDE=True),
-    "M128 K": [tuple(text.replace("+ tile", "+ part") for text in edit) for edit in _PLAIN_TURNS],  # type: ignore[misc]
+    "A S": _constants(ORDER=1, STRAIGHT=True),
+    "A B": _constants(ORDER=1, DIRECT=True),
+    "A C": _constants(ORDER=1, ALONE=True),
+    "A B C": _constants(ORDER=1, DIRECT=True, ALONE=True),
+    "A2": _constants(ORDER=2),
+    "A2 B": _constants(ORDER=2, DIRECT=True),
+    "A3": _constants(ORDER=3),
+    "A3 S": _constants(ORDER=3, STRAIGHT=True),
+    "A3 B": _constants(ORDER=3, DIRECT=True),
 }
-WIDE = "M128"
-"""Trials of this name have 128 queries a tile. Cycles are those of 64 queries nevertheless."""
 CHECK_SECONDS = 45
 """For importing PyTorch, compiling and launching, while all others do so."""
 _OF_FILES = nvrtc.of_files
@@ -349,15 +329,13 @@ def _edited(name: str, texts: dict[str, str]) -> str:
 
 def _as(name: str, call: Call) -> Any:
     """Call the backward pass with the kernel of a trial."""
-    kept, tiling = (ours._PREPARED, ours._COMPILED), ours.INSTANCES[128]
+    kept = ours._PREPARED, ours._COMPILED
     nvrtc.of_files = partial(_edited, name)
-    if name.startswith(WIDE):
-        ours.INSTANCES[128] = ours.WIDE
     ours._PREPARED, ours._COMPILED = _KEPT.setdefault(name, ({}, {}))
     try:
         return call()
     finally:
-        nvrtc.of_files, ours.INSTANCES[128] = _OF_FILES, tiling
+        nvrtc.of_files = _OF_FILES
         ours._PREPARED, ours._COMPILED = kept
 
 

@@ -9,6 +9,9 @@ of LIMITS; ``python3 tools/gpu/ragged.py times`` runs one. Each case is printed 
 - times: 32 sequences of 73 to 1,886 tokens, and equal lengths of the same work, next to other implementations, in µs.
 - caches: 1 and 16 queries over 32 caches, against float64, and with pages bit by bit against without pages.
   Then times next to other implementations, and with other numbers of parts for each CTA (`problem.PARTS_HELD`), in µs.
+- pages: 512 new tokens of 16 sequences over caches of 1,024 to 8,192 tokens, bit by bit with and without pages.
+  Then times next to copies of the pages and flash-attn-4, in µs.
+- equal: sequences of one length next to `kernel.best`, in µs.
 """
 
 import math
@@ -36,7 +39,7 @@ from attnlab.serving import ragged
 from attnlab.study import ladder
 
 GPU = torch.device("cuda")
-LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150}
+LIMITS = {"smoke": 90, "cases": 170, "graph": 50, "times": 270, "caches": 150, "pages": 150, "equal": 90}
 """Seconds that each part may take."""
 CASES = 300
 SENTINEL = -77.0
@@ -433,6 +436,55 @@ def caches() -> None:
     raise SystemExit(wrong > 0)
 
 
+def pages() -> None:
+    some, held = random.Random(11), 8192
+    draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
+    lengths = [1024, held, *(some.randint(1024, held) for _ in range(14))]
+    lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
+    q, k, v = (draw(16, rows, heads, 128).transpose(1, 2) for rows, heads in ((512, 32), (held, 8), (held, 8)))
+    right, rung = attnlab.attend(q, k, v, True, kv_lens=lens), ladder.rung(rungs.RAGGED)
+    tiles = [tile for tile in rung.tiles if tile.head_dim == 128 and ladder.MASKS[True] in tile.masks]
+    named: list[tuple[str, Callable[[], Any]]] = [
+        (tile.name, partial(rungs.kernel(rung, tile), q, k, v, True, None, lens)) for tile in tiles
+    ]
+    flash, wrong = partial(flash4._called, "flash_attn_varlen_func", causal=True, seqused_k=lens), 0
+    named.append(("flash4", partial(flash, *(x.transpose(1, 2) for x in (q, k, v)))))
+
+    def copied(k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return ragged.padded(q, *ragged.gathered(k, v, table), True, None, None, lens)
+
+    for size in (16, 64, 256):
+        print(f"pages of {size}", flush=True)
+        pages_k, pages_v, table = in_pages(k, v, size)
+        call = partial(attnlab.attend, q, pages_k, pages_v, True, kv_lens=lens, block_table=table)
+        wrong += not torch.equal(right, call())
+        views = (x.transpose(1, 2) for x in (q, pages_k, pages_v))
+        named += [(f"pages of {size}", call), (f"flash4 {size}", partial(flash, *views, page_table=table))]
+        for tile in tiles[1:]:
+            launch: Any = rungs.kernel(rung, tile).paged(q, pages_k, pages_v, table.shape[1], True, None).launch
+            given = (q, pages_k, pages_v, lens, None, table)
+            named.append((f"{tile.name} {size}", partial(launch.of_lengths, *given)))
+        named.append((f"copies {size}", partial(copied, pages_k, pages_v, table)))
+    print(f"{wrong} of 3 wrong", flush=True)
+    timed(named, f"512 queries each over {sum(lengths)} keys:", calls=4)
+    raise SystemExit(wrong > 0)
+
+
+def equal() -> None:
+    draw = partial(torch.randn, dtype=torch.bfloat16, device=GPU)
+    for batch, heads, kv_heads, seq_len, head_dim in (
+        *((4, 16, 16, 4096, 128), (4, 32, 8, 4096, 128), (8, 16, 16, 2048, 128), (32, 16, 16, 1024, 128)),
+        *((1, 16, 16, 16384, 128), (8, 16, 16, 2048, 64)),
+    ):
+        q, k, v = (draw(1, batch * seq_len, n, head_dim).transpose(1, 2) for n in (heads, kv_heads, kv_heads))
+        dense = of_each(lambda x: x.squeeze(0).unflatten(1, (batch, seq_len)).transpose(0, 1), (q, k, v))  # noqa: B023
+        for causal in (False, True):
+            packed = partial(rungs._packed, ragged.kernel(), q, k, v, causal, (seq_len,) * batch)
+            named = [("best", partial(best.Best(), *dense, causal)), ("ragged", packed)]
+            title = f"equal {batch, heads, kv_heads, seq_len, head_dim} causal={causal}:"
+            timed(named, title, calls=4, rounds=31)
+
+
 def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Paged caches in vLLM's layout, at random places, and their table."""
     batch, heads, keys, head_dim = k.shape
@@ -447,7 +499,8 @@ def in_pages(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        {"smoke": smoke, "cases": cases, "graph": graph, "times": times, "caches": caches}[sys.argv[1]]()
+        parts = {"smoke": smoke, "cases": cases, "graph": graph, "times": times, "caches": caches}
+        (parts | {"pages": pages, "equal": equal})[sys.argv[1]]()
     else:
         for part, seconds in LIMITS.items():
             print(f"== {part}", flush=True)

@@ -75,8 +75,8 @@ def attend(
             flash-attn, ``(pages, page_size, kv_heads, head_dim)``, pass ``cache.transpose(1, 2)``. Sequences may share
             pages. Entries beyond a sequence's length are ignored. The others have to be valid page numbers. They are
             not checked, since the host would have to wait: with an invalid one a kernel fails, or reads other memory.
-            `kernel.caches` reads pages of a multiple of 16 keys in place, for up to 128 queries. Otherwise all pages
-            are copied first.
+            Pages of a multiple of 16 keys are read in place, by `kernel.caches` for up to 128 queries and by
+            `kernel.ragged` for more or with `q_lens`. Other pages are copied first.
 
     Raises:
         TypeError: q, k or v is not a tensor.
@@ -216,8 +216,11 @@ def _of_lengths_forward(
         lengths = (_counts(q_lens, q.shape[2]), _counts(kv_lens, most))
         if q_lens is not None or q.shape[2] > ragged.MOST_FEW:
             with suppress(Unsupported, UserError):
-                dense = ragged.gathered(k, v, block_table)
-                return ragged.padded(*context.autocast(q, *dense), causal, scale, *lengths)
+                return ragged.padded(*context.autocast(q, k, v), causal, scale, *lengths, block_table)
+            if block_table is not None:
+                with suppress(Unsupported, UserError):
+                    dense = ragged.gathered(k, v, block_table)
+                    return ragged.padded(*context.autocast(q, *dense), causal, scale, *lengths)
         if q_lens is None:
             with suppress(Unsupported, UserError):
                 return ragged.split(*context.autocast(q, k, v), causal, scale, lengths[1], block_table)

@@ -123,11 +123,22 @@ def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def padded(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, q_lens: Tensor | None, kv_lens: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    q_lens: Tensor | None,
+    kv_lens: Tensor | None,
+    block_table: Tensor | None = None,
 ) -> Tensor:
     """The output for padded sequences with int32 lengths ``(batch,)``; Unsupported if the kernel can't serve them."""
-    launch: Any = kernel().prepared(q, k, v, causal, scale).launch
-    output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens)
+    if block_table is None:
+        launch: Any = kernel().prepared(q, k, v, causal, scale).launch
+        output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens)
+        return output
+    launch = kernel().paged(q, k, v, block_table.shape[1], causal, scale).launch
+    output = launch.of_lengths(q, k, v, kv_lens, q_lens, block_table.contiguous())
     return output
 
 

@@ -275,9 +275,10 @@ class Rung(Recorded):
         plain = [int(name[3:]) for name in self.architectures if name[-1].isdigit()]
         return f"sm_{own}" if any(number <= int(own) for number in plain) else None
 
-    def expression(self, dtype: str, tile: Tile, causal: bool) -> str:
-        """The name expression of one instance, as NVRTC takes it."""
+    def expression(self, dtype: str, tile: Tile, causal: bool, box: int = 0) -> str:
+        """The name expression of one instance, as NVRTC takes it; `box` is the rows of a box, if K and V are paged."""
         arguments = [ELEMENTS[dtype], str(tile.head_dim), str(causal).lower(), *map(str, tile.template.values())]
+        arguments += [str(box)] if box else []
         return f"{self.function}<{', '.join(arguments)}>"
 
     def merge_expression(self, dtype: str, tile: Tile) -> str:

@@ -11,9 +11,16 @@ from attnlab.study import values as kinds
 
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LENGTHS = ("equal", "spread")
-LAWS = ("uniform <least> <seed>", "log-normal <median> <seed>")
+LAWS = ("uniform <least> <seed>", "log-normal <median> <seed>", "conversations <seed>")
 """Distributions from which lengths are drawn."""
-_LAW = re.compile(r"(uniform|log-normal) ([1-9][0-9]{0,6}) ([0-9]{1,6})")
+_LAW = re.compile(r"((uniform|log-normal) [1-9][0-9]{0,6}|conversations) [0-9]{1,6}")
+PROMPTS = (2, 181, 207, 372, 387, 396, 403, 414, 703, 984, 1020, 1045, 1071, 1097, 1130, 1189, 1315, 1876, 2734, 4083)
+"""The quantiles 0, 5 to 95 % of the tokens of 19,366 prompts, of which 2 % are longer than `LONGEST_PROMPT`.
+
+Computed from Azure's LLM inference trace 2023, conversations (CC BY 4.0): Patel et al. 2024, Splitwise: efficient
+generative LLM inference using phase splitting.
+"""
+LONGEST_PROMPT = 4098
 DIRECTIONS = ("forward", "training", "backward")
 LAYOUTS = ("heads first", "tokens first")
 
@@ -31,7 +38,8 @@ class Shape:
         lengths: ``equal``, or those of sequences packed without padding, the longest of `seq_len` tokens. ``spread``:
             the i-th of B has i/B of `seq_len`, rounded up. ``uniform 73 1``: drawn with seed 1, uniform from 73 tokens,
             the length of the first. ``log-normal 512 1``: drawn with seed 1, with the median 512 and a standard
-            deviation of 1 in the logarithm, clipped to 1 and `seq_len`.
+            deviation of 1 in the logarithm, clipped to 1 and `seq_len`. ``conversations 1``: drawn with seed 1, with
+            the quantiles of `PROMPTS`, clipped to `seq_len`.
         direction: ``forward``; ``training``: the forward and the backward pass, with the gradients of Q, K and V; or
             ``backward``: these gradients alone, after a forward pass that is not timed.
         layout: ``heads first``, contiguous tensors; or ``tokens first``, transposed views of (B, S, H, D), as a model's
@@ -92,7 +100,6 @@ class Shape:
             f"{lengths} is for direction: forward": ragged and self.trains,
             f"{lengths} is for layout: heads first": ragged and self.layout != LAYOUTS[0],
             f"{lengths} is for scale: 0.0": ragged and self.scale,
-            f"values: {self.values} is for lengths: equal": ragged and kinds.KINDS[kind].placed,
             f"values: {self.values} is for a head_dim of at least 8, not {self.head_dim}": self.head_dim < 8
             and kind == "positional",
             f"{lengths} needs as many keys as queries, not {counts}": ragged and other_keys,
@@ -144,6 +151,11 @@ class Shape:
     def ragged(self) -> bool:
         """Whether sequences of unequal lengths are packed end to end."""
         return self.lengths != "equal"
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the heads of a token are next to each other in memory."""
+        return self.ragged or self.layout == LAYOUTS[1]
 
     @property
     def rows(self) -> int:
@@ -221,14 +233,24 @@ def _sequences(lengths: str, batch: int, longest: int) -> tuple[int, ...]:
         return (longest,) * batch
     if lengths == "spread":
         return tuple(-(-longest * number // batch) for number in range(1, batch + 1))
-    law, number, seed = lengths.split()
-    source, stated = random.Random(int(seed)), min(int(number), longest)
-    if law == "uniform":
+    law, *number, seed = lengths.split()
+    source = random.Random(int(seed))
+    if law == "conversations":
+        found = [min(_prompt(source), longest) for _ in range(batch - 1)]
+    elif law == "uniform":
+        stated = min(int(*number), longest)
         found = [stated, *(source.randint(stated, longest) for _ in range(batch - 2))]
     else:
-        drawn = (round(source.lognormvariate(math.log(int(number)), 1)) for _ in range(batch - 1))
+        drawn = (round(source.lognormvariate(math.log(int(*number)), 1)) for _ in range(batch - 1))
         found = [min(max(1, tokens), longest) for tokens in drawn]
     return (*found[: batch - 1], longest)
+
+
+def _prompt(source: random.Random) -> int:
+    """The tokens of a random prompt: a random quantile, interpolated between those of `PROMPTS`."""
+    place, between = divmod(source.random() * len(PROMPTS), 1)
+    below, above = (*PROMPTS, LONGEST_PROMPT)[int(place) :][:2]
+    return round(below + between * (above - below))
 
 
 Shape.AXES = tuple(field.name for field in fields(Shape))

@@ -104,6 +104,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
     captured: Line = kinds.CAPTURED_FILE
     drawn: Drawn | None = None
+    only_in: dict[str, list[str]] = {}
     sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")
@@ -143,6 +144,11 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
             if not name.strip() or len(name) > LONGEST or not is_name(name):
                 plain = "letters, digits, blanks and . , : ; / + - ( ) @ = ' %"
                 yield f"sweeps: {name[:LONGEST]!r} is no name of 1 to {LONGEST} characters: {plain}"
+        for name, sweeps in self.only_in.items():
+            if name not in self.implementations or name == self.baseline:
+                yield f"only_in: {name} is none of the implementations, or is the baseline"
+            if unknown := [sweep for sweep in sweeps if sweep not in self.sweeps]:
+                yield f"only_in: {name}: there is no sweep {unknown[0]!r}"
         if self.target_shape not in self.shapes:
             yield f"no sweep holds the target {self.target_shape}"
         for shape in self.counted_shapes:
@@ -153,6 +159,18 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     def subjects(self) -> list[str]:
         """The implementations, which take turns in a round, and the baseline once more as its control."""
         return [*self.implementations, implementations.control(self.baseline)]
+
+    def leaves_out(self, implementation: str, shape: Shape) -> bool:
+        """Whether an implementation is measured in some sweeps only, and this shape is in none of these."""
+        return implementation in self._only_at and shape not in self._only_at[implementation]
+
+    @cached_property
+    def _only_at(self) -> dict[str, set[Shape]]:
+        return {name: {s for sweep in sweeps for s in self._swept(sweep)} for name, sweeps in self.only_in.items()}
+
+    def _swept(self, sweep: str) -> Iterator[Shape]:
+        for block in self.sweeps[sweep]:
+            yield from _multiply_out(block, f"sweeps.{sweep}")
 
     def rounds(self, timing: Timing) -> int:
         """The number of samples of each case under a timing in a replicate; by CUPTI, 1 in `TRACED`."""
@@ -180,8 +198,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     @cached_property
     def swept_shapes(self) -> list[Shape]:
         """The shapes of all sweeps, each once, in the order in which they are first stated."""
-        named = ((f"sweeps.{name}", block) for name, blocks in self.sweeps.items() for block in blocks)
-        return list(dict.fromkeys(shape for where, block in named for shape in _multiply_out(block, where)))
+        return list(dict.fromkeys(shape for sweep in self.sweeps for shape in self._swept(sweep)))
 
     @cached_property
     def shapes(self) -> list[Shape]:

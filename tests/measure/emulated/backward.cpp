@@ -35,7 +35,7 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
     const auto first = [&](int b) { return CAUSAL ? max(0, 128 * b - p.earlier) / M : 0; };
     p.steps = 0; for (int m = 0; m < p.tasks; ++m) p.steps = max(p.steps, G * (tiles - first(m)) + (paired && blocks - 1 - m != m ? G * (tiles - first(blocks - 1 - m)) : 0));
     p.scale = scale; p.out_at = p.dout_at = p.dq_at = {(long long)heads * queries * D, (long long)queries * D, D};
-    std::vector<int> turns((size_t)batch * heads * tiles * 2, 7); std::vector<Part> parts(2 * p.all_tasks); const auto gcd = [](int a, int b) { while (b) std::swap(a %= b, b); return a; };
+    std::vector<int> turns((size_t)batch * heads * tiles, 7); std::vector<Part> parts(2 * p.all_tasks); const auto gcd = [](int a, int b) { while (b) std::swap(a %= b, b); return a; };
     const int grid = min(ctas, p.all_tasks);
     p.patterns = min(batch * kv_heads, grid / gcd(grid, p.tasks));
     std::vector<Step> order((size_t)p.patterns * p.tasks * p.steps);
@@ -72,6 +72,6 @@ int main(int count, char** words) {
     const auto run = [&](auto test) { return test(n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10]); };
 #define CASE(D, M, STAGES) \
     if (n[0] == D && n[2] == M && n[11] == STAGES) return run(n[1] ? test<D, true, M, STAGES> : test<D, false, M, STAGES>);
-    CASE(128, 64, 3) CASE(128, 128, 2) CASE(64, 128, 2)
+    CASE(128, 64, 3) CASE(64, 128, 2)
     return 4;
 }

@@ -1,30 +1,8 @@
 // Runs kernels/17_caches.cu on emulated.h, and prints how far O is from that in double precision, and a hash of its bits:
 // D causal rows kv_heads group queries keys page wanted seed length... Numbers are always the same; the seed is that of the
 // order in which threads and copies get on. NaN is behind all lengths, and anything behind those of a table of pages.
-#include "emulated.h"
+#include "device.h"
 #define __shared__
-#define blockDim (Dim{unsigned(cta_threads)})
-struct uint2 { unsigned x, y; };
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int __float_as_int(float x) { return int(__float_as_uint(x)); }
-inline float __int_as_float(int x) { float f; memcpy(&f, &x, 4); return f; }
-inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-template <typename V> V __ldcg(const V* p) { return *p; }
-inline int __reduce_add_sync(unsigned, int x) { for (int by = 16; by; by /= 2) x += __shfl_xor_sync(~0u, x, by); return x; }
-inline float quad_max(float x) { x = fmaxf(x, __shfl_xor_sync(~0u, x, 1)); return fmaxf(x, __shfl_xor_sync(~0u, x, 2)); }
-inline float quad_sum(float x) { x += __shfl_xor_sync(~0u, x, 1); return x + __shfl_xor_sync(~0u, x, 2); }
-inline float exp2_approx(float x) { return exp2f(x); }
-inline void launch_next() {} inline void wait_for_previous() {}
-struct Divisor {
-    int by; unsigned factor, shift;
-    int quotient(int n) const { return __umulhi(2u * n, factor) >> shift; }
-    int remainder(int n) const { return n - quotient(n) * by; }
-};
-inline Divisor divisor(int by) { unsigned shift = 0; while ((1ll << shift) < by) ++shift; return {by, unsigned(((1ull << (31 + shift)) + by - 1) / by), shift}; }
 inline void wait_for_turn(int consumer) { synchronize(2 + consumer, 256); }
 template <int CONSUMERS> void pass_turn(int consumer) { arrive_by_name(2 + (consumer + 1) % CONSUMERS, 256); }
 inline void synchronize_cluster() { abort(); } inline void leave_cluster() { abort(); }

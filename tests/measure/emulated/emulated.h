@@ -1,6 +1,6 @@
 // What a kernel for Hopper needs, on a CPU: threads as fibers that take turns at random, mbarriers, TMA that comes late and out
-// of order, bulk stores and additions, and wgmma that reads its operands as late as it may. Only what kernels/16_backward.cu
-// and kernels/17_caches.cu use, in bfloat16. Generic proxies and the order of memory are not modelled.
+// of order, bulk stores and additions, and wgmma that reads its operands as late as it may. Only what kernels/15_ragged.cu, 16_backward.cu
+// and 17_caches.cu use, in bfloat16. Generic proxies and the order of memory are not modelled.
 #pragma once
 #include <cassert>
 #include <cmath>
@@ -35,8 +35,6 @@ inline uint16_t bf16(float f) { unsigned u = __float_as_uint(f); if ((u & 0x7fff
 constexpr float LOG2_E = 1.4426950408889634f;
 inline float infinity() { return INFINITY; }
 template <typename T> unsigned pack(float a, float b) { return bf16(a) | unsigned(bf16(b)) << 16; }
-template <typename T> float2 unpack(unsigned x) { return {to_float(T{uint16_t(x)}), to_float(T{uint16_t(x >> 16)})}; }
-template <typename T> unsigned pack_here(float a, float b) { return pack<T>(a, b); }
 inline float exp2_here(float x) { return exp2f(x); }
 
 namespace emu {
@@ -49,7 +47,7 @@ struct Cta {
     unsigned char* memory; int index;
     std::map<unsigned, Barrier> barriers;
     std::map<int, std::pair<int, long>> named;
-    Warp warps[16]; Group groups[4];
+    Warp warps[32]; Group groups[4];
 };
 struct Bulk { int stage = 0; std::function<void()> read, write; };
 struct Fiber {
@@ -180,7 +178,6 @@ template <int P, int N> void finish_products(float (&)[N]) {
     auto& g = emu::current->cta->groups[threadIdx.x / 128]; int t = threadIdx.x % 128; long k = g.commits[t] - P; if (k <= 0) return; long end = g.end_of[k - 1]; auto* p = &g;
     emu::wait_for([p, end] { return p->executed >= end; });
 }
-inline void release_four(const unsigned (&)[4]) {}
 template <int N> void release(const unsigned (&)[N][4]) {}
 template <int N> void copy_registers(unsigned (&to)[N][4], const unsigned (&from)[N][4], int zero) { for (int j = 0; j < N; ++j) for (int i = 0; i < 4; ++i) to[j][i] = from[j][i] | zero; }
 // Copies of 16 bytes by a thread, in groups; and a warp's products by mma.sync with what ldmatrix loads.

@@ -48,18 +48,12 @@ class Tiling:
     finishes: bool = True
 
     @property
-    def wide(self) -> bool:
-        """Whether a warpgroup's dQ has 128 columns: a trial."""
-        return self.rows * self.head_dim > 64 * 128
-
-    @property
     def shared_bytes(self) -> int:
         """As `SharedStorage` in the source: K, V, rings of Q and dO, 2 of dS, dQ, and numbers of rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
-        dout_stages, ds_stages, sums = (1, 1, tile) if self.wide else (stages, 2, 2 * tile)
-        of_rows = sum(-(-4 * each * self.rows // 128) * 128 for each in (stages, dout_stages))
-        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 13)
-        whole = 2 * block + (stages + dout_stages) * tile + ds_stages * 2 * self.rows * KEYS + sums + of_rows + small
+        of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 12)
+        whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
         return -(-whole // 128) * 128
 
     def expressions(self, dtype: str, causal: bool) -> tuple[str, str, str]:
@@ -73,8 +67,6 @@ class Tiling:
 
 
 INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 128, 2), Tiling(128, 64, 3))}
-WIDE = Tiling(128, 128, 2)
-"""A trial."""
 
 
 class Gradients(ctypes.Structure):
@@ -123,10 +115,9 @@ class Gradients(ctypes.Structure):
         return int(self.patterns * self.tasks * self.steps)
 
     def workspace(self, head_dim: int, rows: int) -> dict[str, int]:
-        """The bytes of each part of the workspace. A wide tile has turns for each warpgroup."""
+        """The bytes of each part of the workspace."""
         tiles = self.batch * self.heads * self.tiles
-        turns = 4 * tiles * (2 if Tiling(head_dim, rows, 2).wide else 1)
-        sizes = (4 * tiles * rows, 4 * tiles * rows, 4 * tiles * rows * head_dim, turns)
+        sizes = (4 * tiles * rows, 4 * tiles * rows, 4 * tiles * rows * head_dim, 4 * tiles)
         return dict(zip(self._WORKSPACE, (*sizes, 32 * self.all_tasks, 8 * self.all_steps), strict=True))
 
 

@@ -19,6 +19,8 @@ Addresses = tuple[int, ...]
 MERGE_THREADS = 128
 MERGE_COLUMNS = 128
 MERGE_WARPS = MERGE_THREADS // 32
+# The rows that a warp merges where parts go by lengths, as 17_caches.cu says.
+MERGED_ROWS = 4
 # The driver requires that a tensor map in host memory is aligned to this many bytes.
 ALIGNMENT = 64
 

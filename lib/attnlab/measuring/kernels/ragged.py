@@ -6,7 +6,7 @@ with other lengths.
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,12 +41,18 @@ class Dealing(ctypes.Structure):
 class RaggedProblem(ctypes.Structure):
     """The problem of all sequences, whose passes are listed in `schedule`."""
 
-    _fields_ = (
+    _fields_: ClassVar[Any] = (
         ("schedule", ctypes.c_void_p),
         ("kv_heads", Divisor),
         ("sharing", ctypes.c_int),
         ("scale", ctypes.c_float),
     )
+
+
+class PagedProblem(RaggedProblem):
+    """The same with K and V in pages of `page` keys, `key_step` and `value_step` rows apart, and a table of these."""
+
+    _fields_ = (("table", ctypes.c_void_p), ("page", Divisor), ("key_step", ctypes.c_int), ("value_step", ctypes.c_int))
 
 
 @dataclass(eq=False)
@@ -56,24 +62,37 @@ class RaggedLaunch(Launch):
     Attributes:
         deal: the driver's handle of the first kernel.
         pass_blocks: jobs of a pass.
+        pages: of each sequence in a block table; 0 without one.
     """
 
     deal: int
     pass_blocks: int
+    pages: int = 0
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.of_lengths(q, k, v, None)
 
     def of_lengths(
-        self, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None, q_lens: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_lens: Tensor | None,
+        q_lens: Tensor | None = None,
+        block_table: Tensor | None = None,
     ) -> Tensor:
         """Launch it where each sequence has its own number of keys and of queries, int32 tensors ``(batch,)``.
 
         Lengths are cut to the tensor's, and to 0; None stands for all. Under the mask the last query sees all keys of
         its sequence. A query that sees no key gives 0. Rows behind a length are neither read nor written.
+
+        Args:
+            block_table: the pages of each sequence, an int32 tensor ``(batch, pages)``, if the launch has pages.
         """
-        self._require_lengths(q.shape[0], kv_lens=kv_lens, q_lens=q_lens)
-        return self._launch_both(q, k, v, q_lens, kv_lens, None)
+        self._require_lengths((q.shape[0],), kv_lens=kv_lens, q_lens=q_lens)
+        if self.pages:
+            self._require_lengths((q.shape[0], self.pages), block_table=block_table)
+        return self._launch_both(q, k, v, q_lens, kv_lens, None, block_table)
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
         """Launch it on sequences that follow each other in tensors ``(1, heads, tokens, head_dim)``.
@@ -81,16 +100,16 @@ class RaggedLaunch(Launch):
         Sequence i has the rows from `cu_seqlens[i]` on, before `cu_seqlens[i + 1]`: int32 tensors ``(sequences + 1,)``.
         A boundary outside of a tensor counts as its end. Rows of no sequence are neither read nor written.
         """
-        self._require_lengths(cu_seqlens_q.numel(), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        self._require_lengths((cu_seqlens_q.numel(),), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         return self._launch_both(q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q.numel() - 1)
 
-    def _require_lengths(self, count: int, **lengths: Tensor | None) -> None:
+    def _require_lengths(self, shape: tuple[int, ...], **lengths: Tensor | None) -> None:
         for name, tensor in lengths.items():
             if tensor is None:
                 continue
             there = tensor.get_device() == self.device and tensor.is_contiguous()
-            if not there or tensor.dtype != torch.int32 or tensor.shape != (count,):
-                raise Unsupported(f"{name} has to be an int32 tensor ({count},) on the device of Q")
+            if not there or tensor.dtype != torch.int32 or tensor.shape != shape:
+                raise Unsupported(f"{name} has to be an int32 tensor {shape} on the device of Q")
 
     def _launch_both(
         self,
@@ -100,6 +119,7 @@ class RaggedLaunch(Launch):
         q_lengths: Tensor | None,
         k_lengths: Tensor | None,
         sequences: int | None,
+        block_table: Tensor | None = None,
     ) -> Tensor:
         """Launch both kernels; with a number of sequences they are packed, else there is one for each of the batch."""
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -107,7 +127,7 @@ class RaggedLaunch(Launch):
             raise Unsupported(maps.MISALIGNED)
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
-                return self._launch_both(q, k, v, q_lengths, k_lengths, sequences)
+                return self._launch_both(q, k, v, q_lengths, k_lengths, sequences, block_table)
         output = outputs.like(q)
         try:
             parameters, problem, dealt, dealing, config = self._own.parameters
@@ -121,12 +141,14 @@ class RaggedLaunch(Launch):
         dealing.room = room * sharing
         dealing.sequences = batch if sequences is None else sequences
         dealing.queries.packed = dealing.keys.packed = sequences is not None
-        dealing.queries.rows, dealing.keys.rows = rows, k.shape[2]
+        dealing.queries.rows, dealing.keys.rows = rows, k.shape[2] * (self.pages or 1)
         dealing.queries.at = 0 if q_lengths is None else q_lengths.data_ptr()
         dealing.keys.at = 0 if k_lengths is None else k_lengths.data_ptr()
         # Held until both are launched: nobody else on this stream gets its memory before.
         schedule = torch.empty((1 + dealing.room) * PASS_WORDS, dtype=torch.int32, device=q.device)
         problem.schedule = schedule.data_ptr()
+        if block_table is not None:
+            problem.table = block_table.data_ptr()
         dealt.point((problem.schedule,))
         parameters.point((at_q, at_k, at_v, output.data_ptr()))
         config.hStream = stream = torch._C._cuda_getCurrentRawStream(self.device)
@@ -151,9 +173,15 @@ class RaggedLaunch(Launch):
         return self._own.parameters
 
 
-def dealing_of(q: Tensor, k: Tensor, v: Tensor, output: Tensor, pass_blocks: int, tile_keys: int, ctas: int) -> Dealing:
-    """How passes of such tensors are listed, but for their lengths; raises Unsupported as `maps.step` does."""
+def dealing_of(
+    q: Tensor, k: Tensor, v: Tensor, output: Tensor, pass_blocks: int, tile_keys: int, ctas: int, pages: int = 0
+) -> Dealing:
+    """How passes of such tensors are listed, but for their lengths; raises Unsupported as `maps.step` does.
+
+    Args:
+        pages: of each sequence in a block table, in which its row then begins; 0 without one.
+    """
     heads, kv_heads = q.shape[1], k.shape[1]
-    queries, keys = (Lengths(step=maps.step(tensor)) for tensor in (q, k))
+    queries, keys = Lengths(step=maps.step(q)), Lengths(step=pages or maps.step(k))
     steps = maps.step(v), maps.step(output)
     return Dealing(queries, keys, *steps, 0, kv_heads, heads // kv_heads, pass_blocks, tile_keys, 0, ctas)

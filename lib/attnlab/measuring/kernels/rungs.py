@@ -17,6 +17,7 @@ from attnlab.measuring.kernels import maps
 from attnlab.measuring.kernels.launch import (
     MERGE_COLUMNS,
     MERGE_WARPS,
+    MERGED_ROWS,
     Launch,
     MappedPointers,
     Maps,
@@ -26,7 +27,7 @@ from attnlab.measuring.kernels.launch import (
     layout,
 )
 from attnlab.measuring.kernels.problem import CLUSTERS, Caches, Divisor, Held, Packing, Problem, scheduled, shares
-from attnlab.measuring.kernels.ragged import Dealing, RaggedLaunch, RaggedProblem, dealing_of
+from attnlab.measuring.kernels.ragged import Dealing, PagedProblem, RaggedLaunch, RaggedProblem, dealing_of
 from attnlab.measuring.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measuring.subjects.sdpa import offsets
 from attnlab.study import ladder
@@ -143,7 +144,7 @@ class Kernel(Launcher):
     def __init__(self, rung: Rung) -> None:
         super().__init__()
         self.rung = rung
-        self._compiled: dict[tuple[str, int, str, bool, int], _Compiled] = {}
+        self._compiled: dict[tuple[str, int, str, bool, int, int], _Compiled] = {}
         self._source = ""
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
@@ -174,13 +175,14 @@ class Kernel(Launcher):
     ) -> Prepared:
         """A launch for tensors that the tile serves."""
         device, head_dim = q.get_device(), q.shape[3]
+        box = math.gcd(k.shape[2], tile.keys) if pages and self.rung.ragged else 0
         with torch.cuda.device(device):
-            instance = (dtype, head_dim, tile.name, causal, device)
+            instance = (dtype, head_dim, tile.name, causal, box, device)
             if instance not in self._compiled:
-                self._compiled[instance] = self._compile(dtype, tile, causal)
+                self._compiled[instance] = self._compile(dtype, tile, causal, box)
             compiled, factor = self._compiled[instance], 1 / math.sqrt(head_dim) if scale is None else scale
             if self.rung.ragged:
-                return Prepared(_of_any_length(self.rung, compiled, q, k, v, factor), compiled)
+                return Prepared(_of_any_length(self.rung, compiled, q, k, v, factor, pages, box), compiled)
             if self.rung.splits_keys:
                 return Prepared(_split(self.rung, compiled, q, k, v, causal, factor, pages), compiled)
             return Prepared(self._whole(compiled, q, k, v, causal, factor), compiled)
@@ -211,7 +213,7 @@ class Kernel(Launcher):
             partial(_failure, rung, tile, compiled.expression),
         )
 
-    def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
+    def _compile(self, dtype: str, tile: Tile, causal: bool, box: int = 0) -> _Compiled:
         rung, capability = self.rung, torch.cuda.get_device_capability()
         architecture = rung.architecture(capability)
         if architecture is None:
@@ -226,7 +228,7 @@ class Kernel(Launcher):
             )
         # The program is read once: all instances of this kernel have one source, even if it is edited in the meantime.
         self._source = self._source or nvrtc.program(rung)
-        expression = rung.expression(dtype, tile, causal)
+        expression = rung.expression(dtype, tile, causal, box)
         others = rung.merge_expression(dtype, tile), rung.deal_expression(causal)
         expressions = tuple(filter(None, (expression, *others)))
         explain = partial(nvrtc.explained, rung, expression, nvrtc.flags(architecture))
@@ -317,10 +319,14 @@ def of(rung: Rung) -> Kernel:
 _KERNELS: dict[str, Kernel] = {}
 
 
-def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> list[bytes]:
-    """The tensor maps of Q, K, V and O; only of K and V if each CTA of a pair loads its part of a tile's keys."""
+def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str, box: int = 0) -> list[bytes]:
+    """The tensor maps of Q, K, V and O; only of K and V if each CTA of a pair loads its part of a tile's keys.
+
+    Args:
+        box: the rows of boxes of K and V, if these are in pages.
+    """
     output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
-    boxes = [(q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box)]
+    boxes = [(q, tile.box), (k, box or tile.keys), (v, box or tile.keys), (output, tile.box)]
     if rung.paired:
         boxes = [(tensor, tile.keys // PAIR) for tensor in (k, v)]
     # An address that the driver accepts for a map; each launch replaces it by its tensors' addresses, or refuses them.
@@ -355,6 +361,7 @@ def _split(
     # Each row has a partial result and its log-sum-exp for each cluster or part.
     results = heads * queries * packing.partial_results(batch)
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
+    of_warp = MERGED_ROWS if rung.by_lengths else 1
     parameters: Callable[[], Pointers] = partial(Pointers, [packing], 7 if rung.by_lengths else 6)
     if rung.paired:
         parameters = partial(MappedPointers, [packing], 6, _encoded(rung, tile, q, k, v, compiled.dtype))
@@ -368,30 +375,41 @@ def _split(
         partial(_failure, rung, tile, compiled.expression),
         PAIR if rung.paired else packing.cluster,
         compiled.other.kernel.ptr,
-        all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / MERGE_WARPS),
+        all_kv_heads * math.ceil(of_head * math.ceil(head_dim / MERGE_COLUMNS) / (MERGE_WARPS * of_warp)),
         results * (head_dim + PARTIAL_EXTRA),
         batch,
         pages if rung.by_lengths else None,
     )
 
 
-def _of_any_length(rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, scale: float) -> RaggedLaunch:
-    """A launch of a kernel of sequences of unequal lengths, for any tensors of these strides."""
+def _of_any_length(
+    rung: Rung, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, scale: float, pages: int = 0, box: int = 0
+) -> RaggedLaunch:
+    """A launch of a kernel of sequences of unequal lengths, for any tensors of these strides.
+
+    Args:
+        pages: the number of each sequence, if K and V are ``(pages, kv_heads, page_size, head_dim)``.
+        box: the keys that one TMA box has of a page.
+    """
     tile, blocks = compiled.tile, compiled.tile.rows // compiled.tile.box
     ctas = compiled.ctas_per_sm * torch.cuda.get_device_properties(q.device).multi_processor_count
-    encoded = _encoded(rung, tile, q, k, v, compiled.dtype)
-    dealing = dealing_of(q, k, v, torch.empty_like(q, device="meta"), blocks, tile.keys, ctas)
+    encoded = _encoded(rung, tile, q, k, v, compiled.dtype, box)
+    dealing = dealing_of(q, k, v, torch.empty_like(q, device="meta"), blocks, tile.keys, ctas, pages)
     problem = RaggedProblem(0, Divisor.of(k.shape[1]), q.shape[1] // k.shape[1], scale)
+    if pages:
+        steps = maps.step(k), maps.step(v)
+        problem = PagedProblem(0, problem.kv_heads, problem.sharing, scale, 0, Divisor.of(k.shape[2]), *steps)
     return RaggedLaunch(
         compiled.function.kernel.ptr,
         ctas,
         tile.threads,
         tile.shared_bytes,
         q.get_device(),
-        lambda: (encoded, RaggedProblem.from_buffer_copy(problem), Dealing.from_buffer_copy(dealing)),
+        lambda: (encoded, type(problem).from_buffer_copy(problem), Dealing.from_buffer_copy(dealing)),
         partial(_failure, rung, tile, compiled.expression),
         compiled.other.kernel.ptr,
         blocks,
+        pages,
     )
 
 

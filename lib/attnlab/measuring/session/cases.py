@@ -35,6 +35,9 @@ def measure_shape(session: Session, shape: Shape) -> None:
         return
     environment.compile_every_shape()
     subjects = [Subject.named(name, key, session.job.study) for name in session.job.study.subjects]
+    for subject in subjects:
+        if session.job.study.leaves_out(subject.implementation.name, shape):
+            subject.drop(SKIPPED, "the study has it in other sweeps only")
     calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
     windows = first_windows(session, shape, subjects, calls)
     checks = _measure_subjects(session, shape, subjects, windows) if windows is not None else []

@@ -77,13 +77,15 @@ def _seconds(study: Study, shapes: list[Shape], device: torch.device) -> tuple[l
     plain = [shape.plain for shape in shapes]
     is_new = np.array([plain.index(shape) == number for number, shape in enumerate(plain)])
     spent += is_new * sum(costs[name].first_s for name in study.implementations if costs[name].flops)
-    for call_s in (took[under_control(name)] for name in study.subjects):
+    for name in study.subjects:
+        call_s = took[under_control(name)]
         timed_s = study.warmup_calls * call_s
         for timing, count in rounds.items():
             graph_s = np.minimum(cuda_events.GRAPH_US * 1e-6, cuda_events.GRAPH_CALLS * call_s)
             work_s = call_s if timing.clock == "eager" or timing.cache == "cold" else np.maximum(call_s, graph_s)
             timed_s = timed_s + count * (SAMPLE_S + (1 + (timing.cache == "warm")) * work_s)  # warm: called twice
-        spent += CASE_S + CALLS * call_s + np.where(call_s * 1e3 <= study.longest_call_ms, timed_s, 0.0)
+        case_s = CASE_S + CALLS * call_s + np.where(call_s * 1e3 <= study.longest_call_ms, timed_s, 0.0)
+        spent += np.where([study.leaves_out(name, shape) for shape in shapes], 0.0, case_s)
     stream_s = study.stream * sum(took[name].mean() + SAMPLE_S for name in study.implementations)
     return [float(shape_s) for shape_s in spent], float(stream_s)
 

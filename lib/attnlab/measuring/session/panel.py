@@ -65,7 +65,7 @@ def cases(study: Study) -> list[tuple[str, Shape]]:
         ("sdpa.math", shape[64]),
         *((name, at) for at in (study.target_shape, *causal[1:]) for name in study.implementations),
     ]
-    return list(dict.fromkeys(stated))
+    return [(name, at) for name, at in dict.fromkeys(stated) if not study.leaves_out(name, at)]
 
 
 def take(run: str, study: Study, device: torch.device) -> None:

@@ -144,20 +144,29 @@ class Windows:
     @property
     def by_token(self) -> bool:
         """Whether the heads of a token are next to each other."""
-        return self.shape.ragged or self.shape.layout == "tokens first"
+        return self.shape.by_token
 
     def _described(self, generator: torch.Generator) -> Memory:
         shape, device = self.shape, self.memory[0].device
         heads, places = [], []
+        lengths: Tensor | int = shape.kv_len
         queries = shape.heads, shape.seq_len, shape.kv_len - shape.seq_len
         for memory, (count, length, begin) in zip(
             self.memory, (queries, (shape.kv_heads, shape.kv_len, 0)), strict=False
         ):
             index = torch.arange(len(memory), device=device)
             heads.append(index % count if self.by_token else index)
-            rows = (index // count % length)[:, None] if self.by_token else torch.arange(length, device=device)[None]
+            if shape.ragged:
+                of_token = index // count % shape.tokens
+                each = torch.tensor(shape.sequences, device=device)
+                lengths = each.repeat_interleave(each)[of_token, None]
+                rows = torch.cat([torch.arange(one, device=device) for one in shape.sequences])[of_token, None]
+            elif self.by_token:
+                rows = (index // count % length)[:, None]
+            else:
+                rows = torch.arange(length, device=device)[None]
             places.append(begin + rows)
-        return Memory(self.memory[:3], (heads[0], heads[1]), (places[0], places[1]), generator)
+        return Memory(self.memory[:3], (heads[0], heads[1]), (places[0], places[1]), lengths, generator)
 
 
 def _some_signs(memory: Tensor, every: Tensor, kept: int) -> Tensor:

@@ -32,13 +32,15 @@ class Memory:
     Attributes:
         tensors: Q, K and V.
         heads: for Q and K, the number of the head of each element of the first dimension.
-        places: for Q and K, the position of each row among the keys, ``(heads or 1, rows)``.
+        places: for Q and K, the position of each row among the keys of its sequence, ``(heads or 1, rows)``.
+        lengths: the number of keys in the sequence of each row of K, likewise, or of all sequences.
         generator: draws the numbers.
     """
 
     tensors: list[Tensor]
     heads: tuple[Tensor, Tensor]
     places: tuple[Tensor, Tensor]
+    lengths: Tensor | int
     generator: torch.Generator
 
     def impose(self, columns: int, queries: Tensor | float, keys: Tensor | float) -> None:
@@ -59,14 +61,14 @@ def step(shape: Shape, device: torch.device) -> int:
 
     Q and K of a captured head belong together, and the same head comes again after this number of heads. The same holds
     for the distributions of a mixture. With tokens first, an offset by heads may also be one by tokens. If positions
-    matter there, the step is 0.
+    matter there, or in packed sequences, the step is 0.
 
     Raises:
         Unsupported: the captured values don't fit this shape.
     """
     name = split(shape.values)[0]
     together = _together(shape, device) if name == CAPTURED else len(MIXED) if name == "mixture" else 1
-    return 0 if placed(shape.values) and shape.layout == "tokens first" else together
+    return 0 if placed(shape.values) and shape.by_token else together
 
 
 def _together(shape: Shape, device: torch.device) -> int:
@@ -78,19 +80,20 @@ def make(values: str, shape: Shape, memory: Memory) -> None:
     """Turn standard normal numbers into the values of a distribution, in place."""
     name, word = split(values)
     (queries, keys, kept), device, places = memory.tensors, memory.tensors[0].device, memory.places[1].unsqueeze(-1)
+    lengths = torch.as_tensor(memory.lengths, device=device).unsqueeze(-1)
     match name:
         case "sd":
             queries.mul_(float(word))
         case "sink" | "late":
             height = _height(shape, word)
-            at = 0 if name == "sink" else shape.kv_len - 1 - shape.kv_len // 16
+            at = 0 if name == "sink" else lengths - 1 - lengths // 16
             memory.impose(1, height, height * (places == at))
         case "rising" | "falling":
             height = _height(shape, word)
-            along = places / max(1, shape.kv_len - 1) - 0.5
+            along = places / (lengths - 1).clamp(min=1) - 0.5
             memory.impose(1, height, (height if name == "rising" else -height) * along)
         case "stairs":  # centred on the middle key, where float32 sums have the most digits
-            tiles = places // TILE - shape.kv_len // TILE // 2
+            tiles = places // TILE - lengths // TILE // 2
             memory.impose(1, _height(shape, word) ** 2 / STAIR, STAIR * tiles)
         case "positional":
             count = shape.head_dim // 8
@@ -134,8 +137,9 @@ def _mix(shape: Shape, memory: Memory) -> None:
         chosen = [of % len(MIXED) == turn for of in kv_heads]
         heads = of_queries[chosen[0]], of_keys[chosen[1]]
         queries, keys = (at if len(at) == 1 else at[its] for at, its in zip(memory.places, chosen, strict=False))
+        lengths = memory.lengths if isinstance(memory.lengths, int) else memory.lengths[chosen[1]]
         parts = [tensor[its] for tensor, its in zip(memory.tensors, chosen, strict=True)]
-        make(kind, shape, Memory(parts, heads, (queries, keys), memory.generator))
+        make(kind, shape, Memory(parts, heads, (queries, keys), lengths, memory.generator))
         for tensor, its, part in zip(memory.tensors, chosen, parts, strict=True):
             tensor[its] = part
 
