@@ -4,15 +4,14 @@
 //         dV in registers, and goes through the tiles of M queries that see them, of all query heads that share K and V: so
 //         no sum of dK or dV leaves the CTA before it is complete. S and dP are computed transposed, keys by queries, so that
 //         P and dS are already the register operands of dV += P^T dO and dK += dS^T Q. dS goes to shared memory once, for
-//         dQ = dS K, of which each warpgroup computes one half of the columns (D = 128) or queries (D = 64). dQ leaves
-//         through shared memory: TMA adds it to floats in global memory, each tile's in an order that the schedule in
-//         backward.cuh fixes. As soon as a tile has had all its turns, a warp that has nothing else to do rounds it.
-// Order   of a step. D = 128, M = 64: dP and dV are issued; dS is computed beside dV; S of the next step, dQ and dK are
-//         issued; exponentials and the way of dQ run beside these. So something is always queued on the tensor cores.
-//         D = 64, M = 128: dV and dK are issued as soon as dS is in registers, then S of the next step, and then dQ. Half of
-//         the exponentials run beside dQ, the others beside dP. A warpgroup may be half a step behind the other: one has
-//         products under way while the other computes. The first order needs 256 registers here, and with 64 queries, whose
-//         shared memory takes 1664 cycles for 1280 of products, it takes 8 to 20 % longer. At D = 128 it is 3 to 5 % faster.
+//         dQ = dS K, in halves of the columns (D = 128) or queries (D = 64). dQ leaves through shared memory: TMA adds it to
+//         floats in global memory, each tile's in an order that the schedule in backward.cuh fixes. As soon as a tile has had all its turns, a warp that has nothing else to do rounds it.
+// Order   of a step. D = 128, M = 64: dP is issued once S is there, exponentials run beside it, then dS is computed. dV and dK
+//         are issued, and S of the next step behind dK. A third warpgroup computes dQ, one half after the other, and lets it
+//         out. dS has two buffers, so that nobody waits for that, and the consumers may be apart by a step.
+//         D = 64, M = 128: dV and dK are issued as soon as dS is in registers, then S of the next step, and then dQ, of which
+//         each warpgroup computes a half. Half of the exponentials run beside dQ, the others beside dP. A warpgroup may be half
+//         a step behind the other: one has products under way while the other computes.
 // Limits  in a step (cycles of a multiprocessor):
 //                                                          D = 128, M = 64    D = 64, M = 128
 //           products                                       5 x 512 = 2560     5 x 512 = 2560
@@ -24,35 +23,28 @@
 //                                          Q and dO        256                256
 //                                          together        2944               2816
 //           exponentials                                   8192 / 16 = 512    16384 / 16 = 1024
-//         so shared memory is the limit.
-//           registers of a consumer, of 240. D = 128: dK and dV 128, S 32, dP or dQ 32, P 16, dS 16 = 224. D = 64: dK and
-//         dV 64, S 64, dP 64, P 32 = 224; dS takes the place of S and dP.
-//           stages. D = 128: three, as one of Q is free only when dK is over, a third of a step before the next one is asked
-//         for. D = 64: two, as it is free a step before.
+//         so shared memory is the limit. At D = 128, products of two shared operands, S, dP and dQ, have N = 64 and take 1.4
+//         times as long: all products together take 3280 cycles.
+//           registers of a consumer. D = 128, of 208: dK and dV 128, S or dP 32, P 32, or P and dS in 16 bits 32. D = 64, of
+//         240: dK and dV 64, S 64, dP 64, P 32 = 224; dS takes the place of S and dP.
+//           stages. D = 128: three, as one of Q is free only when dK is over, and the next but one is asked for before. D = 64:
+//         two, as it is free a step before.
 //         Additions cost no waiting while one takes less than two steps of 64 queries, or one of 128, from its begin to the
 //         next CTA's (model). The turns take a thread that polls, and the last two steps of a head come at once.
 //
 // In ptxas 13.0, all wgmma wait for one another if registers that one reads are written while another that reads registers is
-// under way, or if one that reads registers is under way at a loop's end. Hence copy_registers() at D = 128, and the place
-// where both loops begin.
+// under way, if one that reads registers is under way at a loop's end, or if registers don't suffice. Accumulators begin at
+// R24, so that a warpgroup with N of them needs more than 24 + N registers: hence dP in place of S at D = 128.
 #include "backward.cuh"
 
-constexpr int CONSUMERS = 2, THREADS = 128 * (1 + CONSUMERS);
-// setmaxnreg: of the 504 that a thread of each warpgroup has together, two consumers take so many each.
-constexpr int CONSUMER_REGISTERS = 240;
-// Whether a step issues dK before S of the next step and dQ.
-template <int D> constexpr bool DK_FIRST = D == 64;
-// Trials at D = 128. The order of a step: 0 is today's. 1 is flash-attn-4's: S and dP, dV once dS is computed, dQ, dK. 2 issues
-// dV before dS. 3 is 1 with S of the next step queued behind dK.
-constexpr int ORDER = 0;
-// Whether consumers add dQ to the floats in global memory from their registers.
-constexpr bool DIRECT = false;
-// Whether one warpgroup computes dQ of a step (order 1), turn about.
-constexpr bool ALONE = false;
-// Whether dQ leaves through shared memory in the order of the accumulators.
-constexpr bool STRAIGHT = false;
-template <int D> constexpr bool FROM_REGISTERS = D == 128 && DIRECT;
-template <int D> constexpr bool AS_HELD = D == 128 && (DIRECT || STRAIGHT);
+constexpr int CONSUMERS = 2;
+// Whether a third warpgroup computes dQ.
+template <int D> constexpr bool APART = D == 128;
+template <int D> constexpr int THREADS = 128 * (1 + CONSUMERS + APART<D>);
+// setmaxnreg: registers of a thread of each warpgroup, 504 together at D = 64 and 512 at D = 128.
+template <int D> constexpr int PRODUCER_REGISTERS = APART<D> ? 32 : 24;
+template <int D> constexpr int CONSUMER_REGISTERS = APART<D> ? 208 : 240;
+constexpr int DQ_REGISTERS = 64;
 
 template <int D, int M, int STAGES> struct SharedStorage {
     static_assert(D * M == 8192);  // dQ of a warpgroup has 64 rows and 64 columns
@@ -67,7 +59,8 @@ template <int D, int M, int STAGES> struct SharedStorage {
     Part blocks[2];     // of this block of keys and the next; no steps: the end
     int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS], ds_full[2];
+    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
+    unsigned long long ds_full[2], ds_empty[2];
 };
 
 // One thread loads K, V, Q and dO with what belongs to their rows.
@@ -123,8 +116,8 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
     arrive(k_full);
 }
 
-// A thread adds what the consumers leave of dQ in every other step, the even ones or the odd ones, to the sums in global
-// memory, each tile's in its turn. Until an addition is over may take as long as a step: so there are two such threads.
+// A thread adds what is left of dQ in every other step, the even ones or the odd ones, to the sums in global memory, each
+// tile's in its turn. Until an addition is over may take as long as a step: so there are two such threads.
 template <int D, int M, int STAGES>
 __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int odd) {
     using Storage = SharedStorage<D, M, STAGES>;
@@ -162,34 +155,6 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
     }
 }
 
-// A thread announces the turns of every other step to the consumers, which add from registers, and passes them on.
-template <int D, int M, int STAGES>
-__device__ __forceinline__ void announce(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int odd) {
-    const unsigned added = shared_address(smem.sums_full[odd]), ready = shared_address(smem.sums_empty) + 8 * odd;
-    int* const place = reinterpret_cast<int*>(smem.sums[0]) + odd;
-    unsigned parity = 0;
-    int skip = odd;
-    for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
-        const Part* const parts = problem.parts + 2 * task;
-        const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
-        const int steps = parts[0].steps + parts[1].steps, order = parts->order;
-        int step = skip;
-#pragma unroll 1
-        for (; step < steps; step += 2) {
-            const Step now = problem.order[order + step];
-            const int tile = (first_head + (now.place >> 16)) * problem.tiles + (now.place & 0xFFFF);
-            wait_for_turn_of_threads(problem.turns + tile, now.turn);
-            *place = now.turn ? tile : ~tile;
-            arrive(ready);
-            for (int w = 0; w < CONSUMERS; ++w) wait(added + 8 * w, parity);
-            // What the consumers added before they arrived is released with this thread's store.
-            pass_turn_to_threads(problem.turns + tile, now.turn + 1);
-            parity ^= 1;
-        }
-        skip = step - steps;
-    }
-}
-
 // dQ = scale * sums, rounded, of `count` times 8 columns of a tile, from number `unit` on; a thread has every `apart`-th.
 template <typename T, int D, int M, int UNROLL>
 __device__ __forceinline__ void finish_part(const Gradients& problem, int all_tile, int unit, int count, int apart) {
@@ -199,19 +164,6 @@ __device__ __forceinline__ void finish_part(const Gradients& problem, int all_ti
                   all_head % problem.heads * problem.dq_at.head;
 #pragma unroll UNROLL
     for (int end = unit + count; unit < end; unit += apart) {
-        if constexpr (AS_HELD<D>) {  // in the order of the accumulators
-            const int half = unit % 2, of_eight = unit / 2 % 8, chunk = unit / 16 % 8, warp = unit / 128;
-            const int row = tile * M + 16 * (warp % 4) + 8 * half + of_eight;
-            if (row >= problem.queries) continue;
-            const float* const from = sums + (1024 * warp + 128 * chunk + 16 * of_eight + 2 * half);
-            const float2 a = load_two_sums(from), b = load_two_sums(from + 4), c = load_two_sums(from + 8),
-                         d = load_two_sums(from + 12);
-            const float scale = problem.scale;
-            const uint4 both = {pack<T>(a.x * scale, a.y * scale), pack<T>(b.x * scale, b.y * scale),
-                                pack<T>(c.x * scale, c.y * scale), pack<T>(d.x * scale, d.y * scale)};
-            *reinterpret_cast<uint4*>(dq + row * problem.dq_at.row + (warp / 4 * 64 + 8 * chunk)) = both;
-            continue;
-        }
         const int row_of_sums = unit / 8, of_row = row_of_sums % 64;
         const int row = tile * M + (D == 128 ? of_row : row_of_sums);
         const int column = (D == 128 ? row_of_sums / M * 64 : 0) + unit % 8 * 8;
@@ -244,6 +196,66 @@ __device__ __forceinline__ void finish_tiles(int& finished, const Gradients& pro
     }
 }
 
+// dQ = dS * K: one of the two parts of a step's.
+template <typename T, int D, int M, int STAGES>
+__device__ __forceinline__ void begin_dq(SharedStorage<D, M, STAGES>& smem, float (&dq)[32], int part, unsigned step_parity) {
+    begin_products();
+    const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
+    const auto of_ds = descriptor(rows + (D == 64 ? part * M / 2 * 128 : 0), 16, 1024);
+    const auto of_keys = descriptor(shared_address(smem.k) + (D == 64 ? 0 : part * KEYS * 128), KEYS * 128, 1024);
+#pragma unroll
+    for (int j = 0; j < KEYS / 16; ++j)
+        multiply<T, true>(dq, advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), advanced(of_keys, 16 * j * 128), j);
+    commit_products();
+}
+
+// It goes where one thread of the producer finds it.
+template <int D, int M, int STAGES>
+__device__ __forceinline__ void leave_dq(SharedStorage<D, M, STAGES>& smem, const float (&dq)[32], int part,
+                                         unsigned step_parity) {
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const unsigned sums = shared_address(smem.sums[part]);
+#pragma unroll
+    for (int n = 0; n < 32; n += 2) {
+        const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
+        store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
+    }
+    publish_to_tma();
+    __syncwarp();
+    arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * part + step_parity * (8 * CONSUMERS));
+}
+
+// The warpgroup that computes dQ at D = 128, of all steps, as soon as both consumers have left dS.
+template <typename T, int D, int M, int STAGES>
+__device__ __forceinline__ void compute_dq(SharedStorage<D, M, STAGES>& smem) {
+    const unsigned ds_full = shared_address(smem.ds_full), ds_empty = shared_address(smem.ds_empty);
+    unsigned step_parity = 0, ds_phase = 0;
+#pragma unroll 1
+    for (unsigned block_parity = 0;; block_parity ^= 1) {
+        wait(shared_address(&smem.k_full), block_parity);
+        int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
+        if (steps == 0) return;
+#pragma unroll 1
+        for (; steps > 0; --steps) {
+            wait(ds_full + 8 * step_parity, ds_phase);
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                float dq[32];
+                begin_dq<T>(smem, dq, part, step_parity);
+                wait(shared_address(smem.sums_empty) + 8 * part, step_parity ^ 1);
+                finish_products<0>(dq);
+                if (part == 1) {
+                    arrive_for_warp(ds_empty + 8 * step_parity);
+                    if (steps == 1) arrive_for_warp(shared_address(&smem.k_empty));
+                }
+                leave_dq(smem, dq, part, step_parity);
+            }
+            ds_phase ^= step_parity;
+            step_parity ^= 1;
+        }
+    }
+}
+
 // A consumer warpgroup: 64 keys of the block. Scores and all that comes of them are transposed, keys by queries.
 template <typename T, int D, bool CAUSAL, int M, int STAGES>
 __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const TensorMap& dk_map, const TensorMap& dv_map,
@@ -254,19 +266,18 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
     const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
     const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
-    const unsigned ds_full = shared_address(smem.ds_full);
-    const unsigned sums_full = shared_address(smem.sums_full[0]) + 8 * consumer;
+    const unsigned ds_full = shared_address(smem.ds_full), ds_empty = shared_address(smem.ds_empty);
     const unsigned sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
     // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
     float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[32];
-    constexpr int EARLY = DK_FIRST<D> ? M / 4 : M / 2;  // exponentials of a thread beside dQ; the others are beside dP
-    unsigned p[M / 16][4], next_ds[M / 16][4], ds[M / 16][4];
+    constexpr int EARLY = M / 4;  // D = 64: exponentials of a thread beside dQ; the others are beside dP
+    unsigned p[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
-    unsigned step_parity = 0, block_parity = 0, ds_phase = 0, turn_phase = 0;
+    unsigned step_parity = 0, block_parity = 0, ds_phase = 0;
 
     const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
     const auto dout_stage = [&] { return shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES; };
@@ -296,16 +307,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         for (int j = 0; j < M / 16; ++j) multiply<T, true>(sum, rows[j], advanced(queries, 16 * j * 128), j ? 1 : add);
         commit_products();
     };
-    const auto begin_dq = [&] {  // dQ = dS * K
-        begin_products();
-        const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
-        const auto of_ds = descriptor(rows + (D == 64 ? consumer * M / 2 * 128 : 0), 16, 1024);
-        const auto of_keys = descriptor(k_block + (D == 64 ? 0 : consumer * KEYS * 128), KEYS * 128, 1024);
-#pragma unroll
-        for (int j = 0; j < KEYS / 16; ++j)
-            multiply<T, true>(dq, advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), advanced(of_keys, 16 * j * 128), j);
-        commit_products();
-    };
     // Scores become probabilities, from accumulator `begin` to before `end`.
     const auto exponentiate = [&](int begin = 0, int end = M / 2) {
         const int ahead = smem.ahead[stage.index()] + 64 * consumer;
@@ -331,78 +332,38 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 #pragma unroll
         for (int n = 0; n < M / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
     };
-    // dS = P * (dP - delta), in registers and in shared memory, there queries by keys.
+    // dS = P * (dP - delta) of 16 queries.
     float2 ahead[2];  // delta of the queries at hand
     const auto load_delta = [&](float2 (&its)[2], int j) {
         const unsigned delta = shared_address(smem.delta) + stage.index() * (4 * M) + lane % 4 * 8 + 64 * j;
         its[0] = load_pair(delta), its[1] = load_pair(delta + 32);
     };
-    const auto differentiate = [&](unsigned (&rows)[M / 16][4]) {
-        const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-        const unsigned to = own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
+    const auto differentiate = [&](int j) {
+        const float2 its[2] = {ahead[0], ahead[1]};
+        if (j + 1 < M / 16) load_delta(ahead, j + 1);
 #pragma unroll
-        for (int j = 0; j < M / 16; ++j) {
-            const float2 its[2] = {ahead[0], ahead[1]};
-            if (j + 1 < M / 16) load_delta(ahead, j + 1);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int n = 8 * j + 4 * half;
-                rows[j][2 * half] = pack<T>(s[n] * (dp[n] - its[half].x), s[n + 1] * (dp[n + 1] - its[half].y));
-                rows[j][2 * half + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its[half].x), s[n + 3] * (dp[n + 3] - its[half].y));
-            }
-            store_matrices_transposed(to + 16 * j * 128, rows[j]);
+        for (int half = 0; half < 2; ++half) {
+            const int n = 8 * j + 4 * half;
+            ds[j][2 * half] = pack<T>(s[n] * (dp[n] - its[half].x), s[n + 1] * (dp[n + 1] - its[half].y));
+            ds[j][2 * half + 1] = pack<T>(s[n + 2] * (dp[n + 2] - its[half].x), s[n + 3] * (dp[n + 3] - its[half].y));
         }
-        publish_to_tma();
     };
-    // Returns once dQ of the step before is out of shared memory or, if consumers add, once it is this step's turn.
-    const auto wait_to_send = [&](unsigned flip = 0) {
-        if constexpr (FROM_REGISTERS<D>) wait(shared_address(smem.sums_empty) + 8 * step_parity, turn_phase ^ flip);
-        else wait(sums_empty, step_parity ^ 1 ^ flip);
+    // It goes to shared memory, there queries by keys.
+    const auto ds_place = [&] {
+        const int row = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+        return own_ds + step_parity * (CONSUMERS * M * 128) + swizzled_offset(row, chunk);
     };
-    // The same, behind the exponentials: ptxas would move these down to their use, behind the wait for dQ.
+    const auto leave_ds = [&](unsigned to, int j) { store_matrices_transposed(to + 16 * j * 128, ds[j]); };
+    // Returns once dQ of the step before is out of shared memory, behind the exponentials: ptxas would move these down to their
+    // use, behind the wait for dQ.
     const auto wait_for_sums = [&] {
         unsigned all = 0;
 #pragma unroll
         for (int n = 0; n < EARLY; ++n) all |= __float_as_uint(s[n]);
-        wait_to_send(all & zero);
-    };
-    // dQ of this step goes where one thread of the producer finds it.
-    const auto leave_dq = [&] {
-        const unsigned sums = shared_address(smem.sums[consumer]);
-        if constexpr (AS_HELD<D>) {
-#pragma unroll
-            for (int n = 0; n < 32; n += 4)
-                leave_four(sums + 4096 * warp + 128 * n + 16 * lane, dq[n], dq[n + 1], dq[n + 2], dq[n + 3]);
-        }
-#pragma unroll
-        for (int n = 0; n < (AS_HELD<D> ? 0 : 32); n += 2) {
-            const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
-            store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
-        }
-        publish_to_tma();
-        __syncwarp();
-        arrive_for_warp(sums_full + step_parity * (8 * CONSUMERS));
-    };
-    // The number of the tile to whose sums dQ is added; its complement, if dQ is their first part.
-    const auto sums_place = [&] { return __shfl_sync(~0u, reinterpret_cast<const int*>(smem.sums[0])[step_parity], 0); };
-    const auto add_dq = [&](const auto& dq, int part, int place) {
-        const long long tile = place < 0 ? ~place : place;
-        float* const to = problem.sums + tile * (M * D) + part * 4096 + warp * 1024 + lane * 4;
-        const auto each = [&](auto send) {
-#pragma unroll
-            for (int n = 0; n < sizeof(dq) / 4; n += 4)
-                send(to + n / 32 * 4096 + n % 32 * 32, dq[n], dq[n + 1], dq[n + 2], dq[n + 3]);
-        };
-        if (place >= 0) each(add_four);
-        else each(store_four);
-        __syncwarp();
-#pragma unroll
-        for (int n = 0; n < sizeof(dq) / 128; ++n)
-            arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * (part + n) + step_parity * (8 * CONSUMERS));
+        wait(sums_empty, step_parity ^ 1 ^ (all & zero));
     };
     const auto next_step = [&] {
         ds_phase ^= step_parity;
-        turn_phase ^= step_parity;
         step_parity ^= 1;
     };
     // dV or dK goes to shared memory, the first 64 columns to one place and the others to another, and out.
@@ -434,9 +395,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         wait(shared_address(&smem.k_full), block_parity);
         int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
         if (steps == 0) break;
-        const int add_last = steps > 1;
-        if constexpr (D == 64 || ORDER == 0 || ORDER == 3) begin_scores();
-        if constexpr (DK_FIRST<D>) {
+        if constexpr (!APART<D>) {
+            begin_scores();
             wait(shared_address(&smem.v_full), block_parity);
             begin_dp();
             finish_products<1>(s);
@@ -447,7 +407,13 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 pack_probabilities();
                 load_delta(ahead, 0);
                 finish_products<0>(dp);
-                differentiate(ds);
+                const unsigned to = ds_place();
+#pragma unroll
+                for (int j = 0; j < M / 16; ++j) {
+                    differentiate(j);
+                    leave_ds(to, j);
+                }
+                publish_to_tma();
                 __syncwarp();
                 arrive_for_warp(ds_full + 8 * step_parity);
                 begin_products();
@@ -463,19 +429,19 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 stage.advance();
                 begin_scores();
                 wait(ds_full + 8 * step_parity, ds_phase);
-                begin_dq();
+                begin_dq<T>(smem, dq, consumer, step_parity);
                 finish_products<1>(s);
                 exponentiate(0, EARLY);
                 wait_for_sums();
                 finish_products<0>(dq);
-                leave_dq();
+                leave_dq(smem, dq, consumer, step_parity);
                 next_step();
                 begin_dp();
                 exponentiate(EARLY, M / 2);
             }
             arrive_for_warp(shared_address(&smem.v_empty));
             wait(ds_full + 8 * step_parity, ds_phase);
-            begin_dq();
+            begin_dq<T>(smem, dq, consumer, step_parity);
             finish_products<2>(dv);
             release(p);
             finish_products<1>(dk);
@@ -483,135 +449,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             wait(sums_empty, step_parity ^ 1);
             finish_products<0>(dq);
             arrive_for_warp(shared_address(&smem.k_empty));
-            leave_dq();
+            leave_dq(smem, dq, consumer, step_parity);
             next_step();
-            synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
-            begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
-            const unsigned place = consumer ? q_stage() : dout_stage();
-            begin_store(dk_map, dk, problem.scale, place, place + M * 128);
-            if (threadIdx.x % 128 == 0) wait_for_stores();
-            __syncwarp();
-            arrive_for_warp(q_empty + 8 * stage.index());
-            arrive_for_warp(dout_empty + 8 * stage.index());
-            stage.advance();
-        } else if constexpr (ORDER > 0) {
-            wait(shared_address(&smem.v_full), block_parity);
-            end_store();  // of the block before
-            if constexpr (ORDER == 3) finish_products<0>(s);
-            const auto leave_whole = [&](const float (&whole)[64]) {
-#pragma unroll
-                for (int part = 0; part < 2; ++part) {
-                    wait(shared_address(smem.sums_empty) + 8 * part, step_parity ^ 1);
-                    const unsigned sums = shared_address(smem.sums[part]);
-#pragma unroll
-                    for (int n = 0; n < 32; n += 2) {
-                        const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
-                        store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, whole[32 * part + n],
-                                   whole[32 * part + n + 1]);
-                    }
-                    publish_to_tma();
-                    __syncwarp();
-                    arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * part + step_parity * (8 * CONSUMERS));
-                }
-            };
-            const auto differentiate_beside_dv = [&](int add) {
-                begin_products();
-                accumulate(dv, p, dout_stage(), add);
-                finish_products<1>(dp);
-                differentiate(next_ds);
-            };
-#pragma unroll 1
-            for (int add = 0;; add = 1) {
-                if constexpr (ORDER < 3) {
-                    begin_scores();
-                    begin_dp();
-                    finish_products<1>(s);
-                } else {
-                    begin_dp();
-                }
-                exponentiate();
-                pack_probabilities();
-                load_delta(ahead, 0);
-                if constexpr (ORDER != 2) {
-                    finish_products<0>(dp);
-                    differentiate(ds);
-                    begin_products();
-                    accumulate(dv, p, dout_stage(), add);
-                } else {
-                    differentiate_beside_dv(add);
-                }
-                synchronize(1, 128 * CONSUMERS);
-                if constexpr (ALONE) {
-                    float whole[64];
-                    finish_products<0>(dv);  // or registers don't suffice
-                    release(p);
-                    if constexpr (ORDER == 2) copy_registers(ds, next_ds, zero);
-                    if (consumer == step_parity) {
-                        begin_products();
-                        const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
-                        const auto of_ds = descriptor(rows, 16, 1024), of_keys = descriptor(k_block, KEYS * 128, 1024);
-#pragma unroll
-                        for (int j = 0; j < KEYS / 16; ++j)
-                            multiply<T, true>(whole, advanced(of_ds, j / 4 * M * 128 + j % 4 * 32),
-                                              advanced(of_keys, 16 * j * 128), j);
-                        commit_products();
-                        accumulate(dk, ds, q_stage(), add);
-                        if constexpr (DIRECT) {
-                            wait_to_send();
-                            const int place = sums_place();
-                            finish_products<1>(whole);
-                            add_dq(whole, 0, place);
-                        } else {
-                            finish_products<1>(whole);
-                            leave_whole(whole);
-                        }
-                    } else {
-                        begin_products();
-                        accumulate(dk, ds, q_stage(), add);
-                    }
-                    next_step();
-                    finish_products<0>(dk);
-                    release(ds);
-                    if (--steps == 0) break;
-                    arrive_for_warp(q_empty + 8 * stage.index());
-                    arrive_for_warp(dout_empty + 8 * stage.index());
-                    stage.advance();
-                    continue;
-                }
-                begin_dq();
-                finish_products<1>(dv);
-                release(p);
-                if constexpr (ORDER == 2) {
-                    copy_registers(ds, next_ds, zero);
-                    begin_products();
-                }
-                accumulate(dk, ds, q_stage(), add);
-                const unsigned q_done = q_empty + 8 * stage.index(), dout_done = dout_empty + 8 * stage.index();
-                if constexpr (ORDER == 3) {
-                    if (steps > 1) {  // else S is computed again, and not used
-                        arrive_for_warp(dout_done);
-                        stage.advance();
-                    }
-                    begin_scores();
-                }
-                wait_to_send();
-                const int place = DIRECT ? sums_place() : 0;
-                finish_products<ORDER == 3 ? 2 : 1>(dq);
-                if constexpr (DIRECT) add_dq(dq, consumer, place);
-                else leave_dq();
-                next_step();
-                finish_products<ORDER == 3>(dk);
-                release(ds);
-                if constexpr (ORDER == 3) finish_products<0>(s);
-                if (--steps == 0) break;
-                arrive_for_warp(q_done);
-                if constexpr (ORDER < 3) {
-                    arrive_for_warp(dout_done);
-                    stage.advance();
-                }
-            }
-            arrive_for_warp(shared_address(&smem.v_empty));
-            arrive_for_warp(shared_address(&smem.k_empty));
             synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
             begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
             const unsigned place = consumer ? q_stage() : dout_stage();
@@ -622,67 +461,72 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             arrive_for_warp(dout_empty + 8 * stage.index());
             stage.advance();
         } else {
-            finish_products<0>(s);
-            exponentiate();
+            begin_scores();
             wait(shared_address(&smem.v_full), block_parity);
-            begin_dp();
             end_store();  // of the block before
+            float weights[M / 2];  // P, as dP takes the registers of S
 #pragma unroll 1
             for (int add = 0;; add = 1) {
-                pack_probabilities();
+                finish_products<0>(s);
+                exponentiate();
+#pragma unroll
+                for (int n = 0; n < M / 2; ++n) weights[n] = s[n];
+                wait(dout_full + 8 * stage.index(), stage.phase());
+                begin_products();
+                multiply_by_tile(s, v_block, dout_stage());  // dP
+                load_delta(ahead, 0);
+                finish_products<0>(s);
+#pragma unroll
+                for (int j = 0; j < M / 16; ++j) {
+                    const float2 its[2] = {ahead[0], ahead[1]};
+                    if (j + 1 < M / 16) load_delta(ahead, j + 1);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int n = 8 * j + 2 * i;
+                        p[j][i] = pack_here<T>(weights[n], weights[n + 1]);
+                        ds[j][i] = pack_here<T>(weights[n] * (s[n] - its[i / 2].x), weights[n + 1] * (s[n + 1] - its[i / 2].y));
+                    }
+                }
                 begin_products();
                 accumulate(dv, p, dout_stage(), add);
-                load_delta(ahead, 0);
-                finish_products<1>(dp);
-                differentiate(next_ds);
+                wait(ds_empty + 8 * step_parity, ds_phase ^ 1);
+                const unsigned to = ds_place();
+#pragma unroll
+                for (int j = 0; j < M / 16; ++j) leave_ds(to, j);
+                publish_to_tma();
+                __syncwarp();
+                arrive_for_warp(ds_full + 8 * step_parity);
+                begin_products();
+                accumulate(dk, ds, q_stage(), add);
                 if (--steps == 0) break;
-                const unsigned of_queries = q_stage(), q_done = q_empty + 8 * stage.index();
-                const unsigned dout_done = dout_empty + 8 * stage.index();
+                const unsigned q_done = q_empty + 8 * stage.index(), dout_done = dout_empty + 8 * stage.index();
                 stage.advance();
-                begin_scores();
                 finish_products<1>(dv);
                 release(p);
-                copy_registers(ds, next_ds, zero);
                 arrive_for_warp(dout_done);
-                synchronize(1, 128 * CONSUMERS);
-                begin_dq();
-                accumulate(dk, ds, of_queries, add);
-                finish_products<2>(s);
-                exponentiate(0, EARLY);
-                wait_for_sums();
-                const int place = DIRECT ? sums_place() : 0;
-                finish_products<1>(dq);
-                if constexpr (DIRECT) add_dq(dq, consumer, place);
-                else leave_dq();
-                next_step();
-                begin_dp();
+                begin_scores();
                 finish_products<1>(dk);
                 release(ds);
                 arrive_for_warp(q_done);
+                next_step();
             }
-            arrive_for_warp(shared_address(&smem.v_empty));
-            finish_products<0>(dv);
-            copy_registers(ds, next_ds, zero);
-            synchronize(1, 128 * CONSUMERS);
-            begin_dq();
-            accumulate(dk, ds, q_stage(), add_last);
-            // Nobody reads dS of the step before any more, nor the last dO.
-            const unsigned other_ds = own_ds + (step_parity ^ 1) * (CONSUMERS * M * 128);
-            begin_store(dv_map, dv, 1, other_ds, dout_stage() + consumer * M * 128);
-            wait_to_send();
-            const int place = DIRECT ? sums_place() : 0;
-            finish_products<1>(dq);
-            arrive_for_warp(shared_address(&smem.k_empty));
-            if constexpr (DIRECT) add_dq(dq, consumer, place);
-            else leave_dq();
-            next_step();
+            finish_products<1>(dv);
+            release(p);
             finish_products<0>(dk);
+            release(ds);
+            arrive_for_warp(shared_address(&smem.v_empty));
+            arrive_for_warp(shared_address(&smem.k_empty));
+            wait(ds_empty + 8 * step_parity, ds_phase);  // nobody reads dS any more
+            next_step();
+            begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
+            synchronize(1, 128 * CONSUMERS);  // nor this Q and dO
+            const unsigned place = consumer ? q_stage() : dout_stage();
+            begin_store(dk_map, dk, problem.scale, place, place + M * 128);
+            if (threadIdx.x % 128 == 0) wait_for_stores();
+            __syncwarp();
             arrive_for_warp(q_empty + 8 * stage.index());
-            end_store();
             arrive_for_warp(dout_empty + 8 * stage.index());
             stage.advance();
-            synchronize(1, 128 * CONSUMERS);  // nobody reads dS any more
-            begin_store(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
         }
         block_parity ^= 1;
     }
@@ -692,7 +536,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
 // q, k, v, dout, dk, dv: maps of (batch, heads, rows, D), with any strides. With FINISHES, the warp that is left makes dQ of
 // the sums meanwhile.
 template <typename T, int D, bool CAUSAL, int M, int STAGES, bool FINISHES>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS<D>, 1)
 backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
          const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
          const __grid_constant__ Gradients problem) {
@@ -708,27 +552,33 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         smem.finished = 0;
         init_barrier(shared_address(&smem.k_full), 1);
         init_barrier(shared_address(&smem.v_full), 1);
-        init_barrier(shared_address(&smem.k_empty), 4 * CONSUMERS);
+        init_barrier(shared_address(&smem.k_empty), 4 * (CONSUMERS + APART<D>));
         init_barrier(shared_address(&smem.v_empty), 4 * CONSUMERS);
         for (int w = 0; w < CONSUMERS; ++w) {
             for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);
-            if (DK_FIRST<D>) init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
+            init_barrier(shared_address(smem.ds_full + w), 4 * CONSUMERS);
+            if (APART<D>) init_barrier(shared_address(smem.ds_empty + w), 4);
         }
         publish_barriers();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        give_registers<504 - 2 * CONSUMER_REGISTERS>();
+        give_registers<PRODUCER_REGISTERS<D>>();
         if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
-        else if (threadIdx.x == 32 || threadIdx.x == 64) {
-            if constexpr (FROM_REGISTERS<D>) announce(smem, problem, threadIdx.x / 32 - 1);
-            else add(smem, problem, threadIdx.x / 32 - 1);
-        }
+        else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, problem, threadIdx.x / 32 - 1);
         else if (FINISHES && threadIdx.x >= 96) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
         return;
     }
-    take_registers<CONSUMER_REGISTERS>();
+    if constexpr (APART<D>) {
+        if (__shfl_sync(~0u, threadIdx.x / 128, 0) > CONSUMERS) {
+            give_registers<DQ_REGISTERS>();
+            compute_dq<T>(smem);
+            if (FINISHES) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
+            return;
+        }
+    }
+    take_registers<CONSUMER_REGISTERS<D>>();
     consume<T, D, CAUSAL, M, STAGES>(smem, dk, dv, problem);
     if (FINISHES) finish_tiles<T, D, CAUSAL, M, 4>(smem.finished, problem);
 }

@@ -122,20 +122,18 @@ template <int N> __device__ __forceinline__ void release(const unsigned (&rows)[
 #pragma unroll
     for (int j = 0; j < N; ++j) asm volatile("" ::"r"(rows[j][0]), "r"(rows[j][1]), "r"(rows[j][2]), "r"(rows[j][3]));
 }
-// to = from, by an instruction that ptxas can't leave out. Registers that a product reads must be written while no other
-// product reads registers, or ptxas (13.0) lets each wgmma wait for the one before.
-template <int N> __device__ __forceinline__ void copy_registers(unsigned (&to)[N][4], const unsigned (&from)[N][4], int zero) {
-#pragma unroll
-    for (int j = 0; j < N; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) asm volatile("or.b32 %0, %1, %2;" : "=r"(to[j][i]) : "r"(from[j][i]), "r"(zero) : "memory");
-}
-
 // exp2_approx() that stays where it stands: the compiler would move it behind the wait for a product.
 __device__ __forceinline__ float exp2_here(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x) : "memory");
     return y;
+}
+
+// pack() that stands behind what comes before it, and before what comes after.
+template <typename T> __device__ __forceinline__ unsigned pack_here(float first, float second) {
+    unsigned both = pack<T>(first, second);
+    asm volatile("" : "+r"(both) : : "memory");
+    return both;
 }
 
 // Shared and global memory --------------------------------------------------------------------------------------------
@@ -153,9 +151,6 @@ __device__ __forceinline__ float2 load_pair(unsigned address) {
 __device__ __forceinline__ void store_pair(unsigned address, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
-__device__ __forceinline__ void leave_four(unsigned address, float a, float b, float c, float d) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
-}
 __device__ __forceinline__ void store_word(unsigned address, unsigned x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
@@ -172,14 +167,6 @@ __device__ __forceinline__ void add_floats(float* to, unsigned from, int bytes) 
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
-// A thread stores or adds 4 floats.
-__device__ __forceinline__ void store_four(float* to, float a, float b, float c, float d) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
-}
-__device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
-                 : "memory");
-}
 // Returns once all but the last PENDING groups of stores have read their shared memory, or once all are over.
 template <int PENDING> __device__ __forceinline__ void wait_until_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
@@ -193,22 +180,16 @@ __device__ __forceinline__ int take_number(unsigned address) {
     return number;
 }
 
-// Turns of a tile: whoever takes one sees what threads stored before the turn was passed on, or also what TMA stored.
-__device__ __forceinline__ void wait_for_turn_of_threads(const int* turns, int turn) {
+// Turns of a tile: whoever takes one sees what TMA stored before the turn was passed on.
+__device__ __forceinline__ void wait_for_turn(const int* turns, int turn) {
     int now;
     do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
     while (now != turn);
-}
-__device__ __forceinline__ void pass_turn_to_threads(int* turns, int next) {
-    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
-}
-__device__ __forceinline__ void wait_for_turn(const int* turns, int turn) {
-    wait_for_turn_of_threads(turns, turn);
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 __device__ __forceinline__ void pass_turn(int* turns, int next) {
     asm volatile("fence.proxy.async;" ::: "memory");
-    pass_turn_to_threads(turns, next);
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
 // Returns once a tile has had all its turns; the others of the warp then see the sums, too.
 __device__ __forceinline__ void wait_for_all_turns(const int* turns, int all) {
@@ -224,10 +205,5 @@ __device__ __forceinline__ float4 load_sums(const float* from) {
     float4 sums;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w) : "l"(from) : "memory");
-    return sums;
-}
-__device__ __forceinline__ float2 load_two_sums(const float* from) {
-    float2 sums;
-    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(sums.x), "=f"(sums.y) : "l"(from) : "memory");
     return sums;
 }

@@ -96,6 +96,7 @@ def test_it_compiles_without_spills_or_products_one_after_the_other(tiling):
     assert instances is not None, said
     assert not nvrtc.warnings(said)
     assert {instance.spill_bytes for instance in instances.values()} == {0}
+    assert {instances[name].most_threads for name in names if name.startswith("backward")} == {tiling.threads}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,8 @@ def emulator(tmp_path_factory):
         (128, 0, 2, 1, 1, 150, 300, 4, 0),
         (128, 0, 1, 2, 1, 64, 128, 1, 0),
         (128, 1, 1, 2, 2, 200, 450, 3, 1),
+        (128, 0, 1, 4, 2, 257, 129, 3, 0),
+        (128, 1, 1, 4, 2, 300, 300, 3, 0),
         (64, 0, 1, 3, 3, 70, 257, 2, 0),
         (64, 1, 1, 4, 2, 300, 300, 3, 0),
         (64, 1, 1, 2, 1, 260, 400, 2, 1),

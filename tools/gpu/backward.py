@@ -7,8 +7,8 @@ gradients, the last while copies keep the memory busy. A line begins with BAD wh
 of graph replays in turns. They print the SM clock meanwhile, too, and the cycles that a step of ours takes. `kernels`
 prints the latency of each of our kernels.
 
-`ablations` times today's kernel at D = 128 without some of its work, with wrong results. `variants` times other orders
-of a step and other ways for dQ, next to cuDNN and flash-attn-4. Each variant is first checked in a separate process.
+`variants` times orders of a step at D = 128 next to cuDNN. Each is first checked in a separate process. If OLD_KERNELS
+names a folder of kernels, `today` is the kernel there, with 384 threads.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from attnlab.study.values import NORMAL, STANDARD
 GPU = torch.device("cuda")
 SECONDS = {"cases": 300, "values": 120, "repeats": 90, "kernels": 150, "times": 150, "flash4": 270}
 """Seconds after which each part is ended."""
-TRIALS = {"ablations": 118, "variants": 118}
+TRIALS = {"variants": 70}
 """The same, of the parts that run only by name."""
 TARGETS = (
     (4, 16, 4096, 128, "bfloat16", False),
@@ -255,63 +255,13 @@ def _alone(number: int, call: Call, launch: Callable[..., None]) -> None:
 # Trials --------------------------------------------------------------------------------------------------------------
 
 Edit = tuple[str, str]
-
-
-def _constants(**values: object) -> list[Edit]:
-    return [(rf"(constexpr \w+ {name} =) \w+;", rf"\1 {str(value).lower()};") for name, value in values.items()]
-
-
-_NO_ADDITIONS = [(r"if \(now\.turn\) add_floats\(.*?;\s*else store_floats\(.*?;", "")]
-# The wait is for a barrier that is always complete: without any, ptxas moves exponentials down.
-_NO_WAY_OUT = [
-    (r"const auto leave_dq = \[&\] \{", r"\g<0> return;"),
-    (r"const auto wait_to_send = [^\n]*", r"\g<0> wait(shared_address(&smem.k_full), block_parity ^ flip); return;"),
-    (r"else add\(smem, problem, threadIdx\.x / 32 - 1\);", ""),
-    (r"if \(lane == 0\) wait_for_all_turns\(.*?;", ""),
-]
-_NO_EXPONENTIALS = [(r"= exp2_here\((.*?)\);", r"= (\1) * 0.001f;")]
-_NO_BARRIER = [(r"synchronize\(1, 128 \* CONSUMERS\);", "")]
-_NO_TURNS = [(r"wait_for_turn\(problem.turns \+ tile, now.turn\);", ""), _NO_WAY_OUT[3]]
-_NO_DQ = [(r"multiply<T, true>\(dq, .*?;", ";"), (r"dq\[32\];", "dq[32] = {};")]
-_NO_DS = [(r"store_matrices_transposed\(to .*?;", "")]
-_LOADS = r"(arrive_expecting\({0}, Storage::TILE_BYTES \+ 4 \* M\);.*?load_bytes\([^;]*{0}\);)"
-_NO_LOADS = [
-    (_LOADS.format(name), rf"if (left + STAGES <= part.steps) arrive({name}); else {{ \1 }}")
-    for name in ("q_full", "dout_full")
-]
-ABLATIONS: dict[str, list[Edit]] = {
-    "today": [],
-    "a, no additions of dQ": _NO_ADDITIONS,
-    "b, dQ stays in registers": _NO_WAY_OUT,
-    "c, no exponentials": _NO_EXPONENTIALS,
-    "d, no barrier of both": _NO_BARRIER,
-    "e, no turns": _NO_TURNS,
-    "f, no products of dQ": _NO_DQ,
-    "g, no stores of dS": _NO_DS,
-    "h, no loads": _NO_LOADS,
-    "i, no products of dV": [(r"accumulate\(dv, p, dout_stage\(\), add\);", "commit_products();")],
-    "j, dQ not rounded": [(r"(else )?if \(FINISHES[^\n]*", "")],
-    "b, d": [*_NO_WAY_OUT, *_NO_BARRIER],
-    "b, c": [*_NO_WAY_OUT, *_NO_EXPONENTIALS],
-    "b, h": [*_NO_WAY_OUT, *_NO_LOADS],
-    "b, g, h": [*_NO_WAY_OUT, *_NO_DS, *_NO_LOADS],
-    "b, c, d, g, h": [*_NO_WAY_OUT, *_NO_EXPONENTIALS, *_NO_BARRIER, *_NO_DS, *_NO_LOADS],
-}
+_DV, _DK = r"(accumulate\(dv, p, dout_stage\(\), add\);)", r"(accumulate\(dk, ds, q_stage\(\), add\);)"
+_PUBLISHED = r"(\s*wait\(ds_empty.*?arrive_for_warp\(ds_full \+ 8 \* step_parity\);)\s*begin_products\(\);\s*"
 VARIANTS: dict[str, list[Edit]] = {
-    "today": [],
-    "today S": _constants(STRAIGHT=True),
-    "today B": _constants(DIRECT=True),
-    "A": _constants(ORDER=1),
-    "A S": _constants(ORDER=1, STRAIGHT=True),
-    "A B": _constants(ORDER=1, DIRECT=True),
-    "A C": _constants(ORDER=1, ALONE=True),
-    "A B C": _constants(ORDER=1, DIRECT=True, ALONE=True),
-    "A2": _constants(ORDER=2),
-    "A2 B": _constants(ORDER=2, DIRECT=True),
-    "A3": _constants(ORDER=3),
-    "A3 S": _constants(ORDER=3, STRAIGHT=True),
-    "A3 B": _constants(ORDER=3, DIRECT=True),
+    "dQ apart": [],
+    "dQ apart, dS last": [(_DV + _PUBLISHED + _DK, r"\1 \3 \2")],
 }
+TODAY = "today"
 CHECK_SECONDS = 45
 """For importing PyTorch, compiling and launching, while all others do so."""
 _OF_FILES = nvrtc.of_files
@@ -320,34 +270,37 @@ _KEPT: dict[str, tuple[dict[Any, Any], dict[Any, Any]]] = {}
 
 def _edited(name: str, texts: dict[str, str]) -> str:
     text = texts[ours.SOURCE]
-    for pattern, new in (ABLATIONS | VARIANTS)[name]:
+    for pattern, new in VARIANTS.get(name, []):
         text, count = re.subn(pattern, new, text, flags=re.DOTALL)
         if not count:
             raise ValueError(f"{name}: the source has no {pattern}")
     return _OF_FILES(texts | {ours.SOURCE: text})
 
 
+class _Old(ours.Tiling):
+    threads = 384
+
+
 def _as(name: str, call: Call) -> Any:
     """Call the backward pass with the kernel of a trial."""
-    kept = ours._PREPARED, ours._COMPILED
+    kept = ours._PREPARED, ours._COMPILED, ours.INSTANCES[128], os.environ.get("ATTNLAB_KERNELS", "")
+    if name == TODAY:
+        ours.INSTANCES[128] = _Old(128, 64, 3)
+        os.environ["ATTNLAB_KERNELS"] = os.environ["OLD_KERNELS"]
     nvrtc.of_files = partial(_edited, name)
     ours._PREPARED, ours._COMPILED = _KEPT.setdefault(name, ({}, {}))
     try:
         return call()
     finally:
         nvrtc.of_files = _OF_FILES
-        ours._PREPARED, ours._COMPILED = kept
-
-
-def _ablations() -> None:
-    _trials(list(ABLATIONS), TARGETS[2:3] + TARGETS[:1], checks=False)
+        ours._PREPARED, ours._COMPILED, ours.INSTANCES[128], os.environ["ATTNLAB_KERNELS"] = kept
 
 
 def _variants() -> None:
-    _trials(list(VARIANTS), TARGETS[:3], checks=True)
+    _trials([TODAY] * ("OLD_KERNELS" in os.environ) + list(VARIANTS), TARGETS[:3])
 
 
-def _trials(names: list[str], targets: Sequence[Any], checks: bool) -> None:
+def _trials(names: list[str], targets: Sequence[Any]) -> None:
     """Compile and launch each in a process of its own, which may hang, all at once. Time those that pass."""
 
     def passes(name: str, seconds: int = CHECK_SECONDS) -> bool:
@@ -361,57 +314,32 @@ def _trials(names: list[str], targets: Sequence[Any], checks: bool) -> None:
         print(f"{said} ({time.monotonic() - began:.0f} s)", flush=True)
         return passed
 
-    jobs = [f"checked:{name}:{int(checks)}" for name in names]
-    os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
-    with ThreadPoolExecutor(16) as pool:
-        peers = pool.submit(passes, "flash_compiled:yes", 75) if checks else None
+    with ThreadPoolExecutor(len(names)) as pool:
+        jobs = [f"checked:{name}" for name in names]
         good = [name for name, passed in zip(names, pool.map(passes, jobs), strict=True) if passed]
-        with_flash = bool(peers and peers.result())
     for target in targets:
         q, k, v, dout, causal = _drawn(target)
         out, lse = _forward(q, k, v, causal)
         calls: dict[str, Call] = {
             name: partial(_as, name, partial(ours.backward, q, k, v, out, lse, dout, causal)) for name in good
         }
-        if checks:
-            calls |= _peers(q, k, v, dout, causal, with_flash)
+        calls["cudnn"] = _cudnn(q, k, v, dout, causal)
         took, clocks = _medians(calls)
         for name, us in took.items():
             ratio, cycles = us / took.get("today", us), us * clocks[name] / _steps(target)
             print(f"{target} {name}: {us:.1f} us, {ratio:.3f}, {clocks[name]:.0f} MHz, {cycles:.0f} a step", flush=True)
 
 
-def _peers(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, with_flash: bool) -> dict[str, Call]:
-    def cudnn() -> tuple[Tensor, list[Tensor]]:
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Call:
+    def forward() -> tuple[Tensor, list[Tensor]]:
         leaves: Any = [x.detach().requires_grad_() for x in (q, k, v)]
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.enable_grad():
             return F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal), leaves
 
-    def flash(deterministic: bool) -> tuple[Tensor, list[Tensor]]:
-        attend = importlib.import_module("flash_attn.cute").flash_attn_func
-        leaves: Any = [x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
-        with torch.enable_grad():
-            output = attend(*leaves, causal=causal, deterministic=deterministic)
-        return (output[0] if isinstance(output, tuple) else output), leaves
-
-    found = {"cudnn": _autograd(cudnn, dout)[0]}
-    if with_flash:
-        outer = dout.transpose(1, 2)
-        found |= {"flash4": _autograd(partial(flash, False), outer)[0]}
-    return found
+    return _autograd(forward, dout)[0]
 
 
-def _flash_compiled(_: str) -> None:
-    """Compile flash-attn-4 for the next process."""
-    for causal in (False, True):
-        q, k, v, dout, _causal = _drawn((1, 2, 1024, 128, "bfloat16", causal))
-        with _side_stream():
-            _peers(q, k, v, dout, causal, True)["flash4"]()
-        torch.cuda.synchronize()
-    print("flash-attn-4 is compiled", flush=True)
-
-
-def _checked(name: str, checks: str) -> None:
+def _checked(name: str) -> None:
     """Launch the kernel of a trial, the smallest problem first; exit with 1 if an error is large or bits differ."""
     worst, same, repeats, began = 0.0, True, True, time.monotonic()
     for batch, heads, kv_heads, queries, keys in (
@@ -432,19 +360,16 @@ def _checked(name: str, checks: str) -> None:
             call = partial(ours.backward, q, k, v, out, lse, dout, causal)
             found = _as(name, call)
             torch.cuda.synchronize()
-            if checks == "0":
-                continue
             for got, want in zip(found, expected, strict=False):
                 worst = max(worst, float((got.double() - want).norm() / want.double().norm()))
-            today = _as("today", call)
-            same &= all(map(torch.equal, found, today))
+            if "OLD_KERNELS" in os.environ:
+                same &= all(map(torch.equal, found, _as(TODAY, call)))
             for _ in range(3):
                 repeats &= all(map(torch.equal, found, _as(name, call)))
-    passed = checks == "0" or (worst < 0.006 and repeats)
+    passed = worst < 0.006 and repeats
+    same = same and "OLD_KERNELS" in os.environ
     said = f"error {worst:.4f}, bits {'' if repeats else 'do not '}repeat and are {'' if same else 'not '}today's"
-    print(
-        f"{'' if passed else 'BAD '}{name}: {said if checks == '1' else 'launched'}, {time.monotonic() - began:.0f} s"
-    )
+    print(f"{'' if passed else 'BAD '}{name}: {said}, {time.monotonic() - began:.0f} s")
     sys.exit(not passed)
 
 

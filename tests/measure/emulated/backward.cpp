@@ -45,7 +45,7 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
         emu::run(before, 256, 16, [&] { prepare<T, D, CAUSAL, M>(p, grid); }); }
     const auto map = [&](std::vector<uint16_t>& x, int h, int s, int box) { return TensorMap{(unsigned char*)x.data(), D, s, h, batch, D, (long)s * D, (long)h * s * D, box}; };
     TensorMap mq = map(q, heads, queries, M), mk = map(k, kv_heads, keys, 128), mv = map(v, kv_heads, keys, 128), mo = map(dout, heads, queries, M), mdk = map(dk, kv_heads, keys, 64), mdv = map(dv, kv_heads, keys, 64);
-    emu::run(grid, THREADS, sizeof(SharedStorage<D, M, STAGES>), [&] { backward<T, D, CAUSAL, M, STAGES, true>(mq, mk, mv, mo, mdk, mdv, p); });
+    emu::run(grid, THREADS<D>, sizeof(SharedStorage<D, M, STAGES>), [&] { backward<T, D, CAUSAL, M, STAGES, true>(mq, mk, mv, mo, mdk, mdv, p); });
     auto fused = dq;
     std::fill(dq.begin(), dq.end(), 0x7fff);
     emu::run(batch * heads * tiles, 256, 16, [&] { finish<T, D, M>(p); });

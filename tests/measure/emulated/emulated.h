@@ -35,6 +35,7 @@ inline uint16_t bf16(float f) { unsigned u = __float_as_uint(f); if ((u & 0x7fff
 constexpr float LOG2_E = 1.4426950408889634f;
 inline float infinity() { return INFINITY; }
 template <typename T> unsigned pack(float a, float b) { return bf16(a) | unsigned(bf16(b)) << 16; }
+template <typename T> unsigned pack_here(float a, float b) { return pack<T>(a, b); }
 inline float exp2_here(float x) { return exp2f(x); }
 
 namespace emu {
@@ -140,16 +141,10 @@ inline void wait_until_stored() { wait_bulk(0, 2); }
 inline void wait_for_turn(const int* turns, int turn) { emu::wait_for([=] { assert(*turns <= turn); return *turns == turn; }); }
 inline void wait_for_all_turns(const int* turns, int all) { emu::wait_for([=] { assert(*turns <= all); return *turns == all; }); }
 inline float4 load_sums(const float* from) { float4 x; memcpy(&x, from, 16); return x; }
-inline float2 load_two_sums(const float* from) { float2 x; memcpy(&x, from, 8); return x; }
-inline void store_four(float* to, float a, float b, float c, float d) { assert((size_t)to % 16 == 0); to[0] = a, to[1] = b, to[2] = c, to[3] = d; }
-inline void add_four(float* to, float a, float b, float c, float d) { assert((size_t)to % 16 == 0); to[0] += a, to[1] += b, to[2] += c, to[3] += d; }
 inline int take_number(unsigned a) { int x, y; memcpy(&x, emu::at(a), 4); y = x + 1; memcpy(emu::at(a), &y, 4); emu::pause(); return x; }
-inline void pass_turn_to_threads(int* turns, int next) { assert(*turns == next - 1); *turns = next; }
-inline void wait_for_turn_of_threads(const int* turns, int turn) { emu::wait_for([=] { assert(*turns <= turn); return *turns == turn; }); }
 inline void pass_turn(int* turns, int next) { assert(*turns == next - 1); *turns = next; }
 inline float2 load_pair(unsigned a) { float2 p; assert(a % 8 == 0); memcpy(&p, emu::at(a), 8); return p; }
 inline void store_pair(unsigned a, float x, float y) { assert(a % 8 == 0); memcpy(emu::at(a), &x, 4); memcpy(emu::at(a + 4), &y, 4); }
-inline void leave_four(unsigned a, float x, float y, float z, float w) { assert(a % 16 == 0); store_pair(a, x, y), store_pair(a + 8, z, w); }
 inline void store_word(unsigned a, unsigned x) { memcpy(emu::at(a), &x, 4); }
 inline void store_matrices_transposed(unsigned address, const unsigned (&r)[4]) {
     auto& w = my_warp(); int lane = threadIdx.x % 32, b = w.gen[lane] % 2; w.address[b][lane] = address; assert(address % 16 == 0); rendezvous(w);
@@ -179,7 +174,6 @@ template <int P, int N> void finish_products(float (&)[N]) {
     emu::wait_for([p, end] { return p->executed >= end; });
 }
 template <int N> void release(const unsigned (&)[N][4]) {}
-template <int N> void copy_registers(unsigned (&to)[N][4], const unsigned (&from)[N][4], int zero) { for (int j = 0; j < N; ++j) for (int i = 0; i < 4; ++i) to[j][i] = from[j][i] | zero; }
 // Copies of 16 bytes by a thread, in groups; and a warp's products by mma.sync with what ldmatrix loads.
 inline void copy_async(unsigned to, const void* from, bool there) {
     auto* cta = emu::current->cta; auto b = std::make_shared<emu::Bulk>(); emu::current->open.push_back(b); assert(to % 16 == 0 && (size_t)from % 16 == 0);

@@ -21,8 +21,8 @@ from attnlab.measuring.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
 
 SOURCE, ARCHITECTURE, CAPABILITY = "16_backward.cu", "sm_90a", (9, 0)
-KEYS, THREADS, OTHER_THREADS, STORED_ROWS = 128, 384, 256, 64
-"""Keys of a block; threads of a CTA of `backward`, and of the others; rows of a box of dK and dV."""
+KEYS, OTHER_THREADS, STORED_ROWS = 128, 256, 64
+"""Keys of a block; threads of a CTA of `prepare` and `finish`; rows of a box of dK and dV."""
 DTYPES = ("float16", "bfloat16")
 ALIGNMENT = 256
 """Of each part of the workspace, in bytes."""
@@ -48,11 +48,16 @@ class Tiling:
     finishes: bool = True
 
     @property
+    def threads(self) -> int:
+        """Of a CTA of `backward`: warpgroups that load, two that hold keys and, at head dimension 128, one for dQ."""
+        return 512 if self.head_dim == 128 else 384
+
+    @property
     def shared_bytes(self) -> int:
         """As `SharedStorage` in the source: K, V, rings of Q and dO, 2 of dS, dQ, and numbers of rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
         of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
-        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 12)
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 14)
         whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
         return -(-whole // 128) * 128
 
@@ -150,7 +155,7 @@ class _Launches:
         self.maps = Maps(encoded, [problem])
         stated: list[tuple[Any, Parameters]] = [
             (launch.config(before, OTHER_THREADS), _Own(problem, ctypes.c_int(grid))),
-            (launch.config(grid, THREADS, instance.shared_bytes, launch.together()), self.maps),
+            (launch.config(grid, instance.threads, instance.shared_bytes, launch.together()), self.maps),
         ]
         if not instance.finishes:
             stated.append((launch.config(heads * problem.tiles, OTHER_THREADS), _Own(problem)))
