@@ -49,7 +49,7 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        """Of a CTA of `backward`: warpgroups that load, two that hold keys and, at head dimension 128, one for dQ."""
+        """Of a CTA of `backward`: a warpgroup that loads, 2 that hold keys and, at head dimension 128, 1 for dQ."""
         return 512 if self.head_dim == 128 else 384
 
     @property
