@@ -489,6 +489,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 }
                 begin_products();
                 accumulate(dv, p, dout_stage(), add);
+                accumulate(dk, ds, q_stage(), add);
                 wait(ds_empty + 8 * step_parity, ds_phase ^ 1);
                 const unsigned to = ds_place();
 #pragma unroll
@@ -496,8 +497,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 publish_to_tma();
                 __syncwarp();
                 arrive_for_warp(ds_full + 8 * step_parity);
-                begin_products();
-                accumulate(dk, ds, q_stage(), add);
                 if (--steps == 0) break;
                 const unsigned q_done = q_empty + 8 * stage.index(), dout_done = dout_empty + 8 * stage.index();
                 stage.advance();
