@@ -161,7 +161,7 @@ for study, candidate in (("training", "dispatch.attend"), ("ragged", "kernel.rag
 passes = al.load(published["training"]).cases.query("direction == 'backward' and implementation.str.startswith('peer.')")
 al.holds(
     "The gate could not capture the backward pass of `peer.flash4` alone, as it leaves the stream that calls it. So rows "
-    "of `backward` are over SDPA's backends. In a trial it takes 0.88 to 1.02 of our time (kernels/NOTES.md).",
+    "of `backward` are over SDPA's backends. In trials it takes 0.97 to 1.05 of our time (kernels/NOTES.md).",
     (passes.status == "failed").all() and passes.reason.str.contains("no graph of it can be captured").all(),
 )  # fmt: skip
 

@@ -6,22 +6,15 @@ gradients, the last while copies keep the memory busy. A line begins with BAD wh
 `times` and `flash4` print µs and TFLOP/s of the backward pass alone (2.5 forward passes), and of both (3.5), as medians
 of graph replays in turns. They print the SM clock meanwhile, too, and the cycles that a step of ours takes. `kernels`
 prints the latency of each of our kernels.
-
-`variants` times orders of a step at D = 128 next to cuDNN. Each is first checked in a separate process. If OLD_KERNELS
-names a folder of kernels, `today` is the kernel there, with 384 threads.
 """
 
 import argparse
 import importlib
-import os
 import random
-import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,7 +30,7 @@ from attnlab.compile import nvrtc
 from attnlab.measuring.gate.gradients import check_gradients
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.kernels import backward as ours
-from attnlab.measuring.subjects.oracle import gradients, of_each_head
+from attnlab.measuring.subjects.oracle import of_each_head
 from attnlab.serving.training import attention
 from attnlab.study.shapes import LAYOUTS, Shape
 from attnlab.study.values import NORMAL, STANDARD
@@ -45,8 +38,6 @@ from attnlab.study.values import NORMAL, STANDARD
 GPU = torch.device("cuda")
 SECONDS = {"cases": 300, "values": 120, "repeats": 90, "kernels": 150, "times": 150, "flash4": 270}
 """Seconds after which each part is ended."""
-TRIALS = {"variants": 70}
-"""The same, of the parts that run only by name."""
 TARGETS = (
     (4, 16, 4096, 128, "bfloat16", False),
     (4, 16, 4096, 128, "bfloat16", True),
@@ -64,22 +55,20 @@ _WITHOUT_TURNS: dict[Any, Any] = {}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*")
+    parser.add_argument("parts", nargs="*", choices=[*SECONDS, []])
     parser.add_argument("--here", action="store_true", help="in this process, without an end")
     options = parser.parse_args()
     for name in options.parts or SECONDS:
         if options.here:
-            name, *arguments = name.split(":")
-            if not arguments:
-                print(torch.cuda.get_device_name(), name, flush=True)
-            globals()[f"_{name}"](*arguments)
+            print(torch.cuda.get_device_name(), name, flush=True)
+            globals()[f"_{name}"]()
             continue
         try:
             command = [sys.executable, Path(__file__), name, "--here"]
-            code = subprocess.run(command, timeout=(SECONDS | TRIALS)[name], check=False).returncode
+            code = subprocess.run(command, timeout=SECONDS[name], check=False).returncode
             print(f"-- {name} ended with {code}", flush=True)
         except subprocess.TimeoutExpired:
-            print(f"-- {name} did not end within {(SECONDS | TRIALS)[name]} s", flush=True)
+            print(f"-- {name} did not end within {SECONDS[name]} s", flush=True)
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -252,127 +241,6 @@ def _alone(number: int, call: Call, launch: Callable[..., None]) -> None:
         ours._launch = launch
 
 
-# Trials --------------------------------------------------------------------------------------------------------------
-
-Edit = tuple[str, str]
-_DV, _DK = r"(accumulate\(dv, p, dout_stage\(\), add\);)", r"(accumulate\(dk, ds, q_stage\(\), add\);)"
-_PUBLISHED = r"(\s*wait\(ds_empty.*?arrive_for_warp\(ds_full \+ 8 \* step_parity\);)\s*begin_products\(\);\s*"
-VARIANTS: dict[str, list[Edit]] = {
-    "dQ apart": [],
-    "dQ apart, dS last": [(_DV + _PUBLISHED + _DK, r"\1 \3 \2")],
-}
-TODAY = "today"
-CHECK_SECONDS = 45
-"""For importing PyTorch, compiling and launching, while all others do so."""
-_OF_FILES = nvrtc.of_files
-_KEPT: dict[str, tuple[dict[Any, Any], dict[Any, Any]]] = {}
-
-
-def _edited(name: str, texts: dict[str, str]) -> str:
-    text = texts[ours.SOURCE]
-    for pattern, new in VARIANTS.get(name, []):
-        text, count = re.subn(pattern, new, text, flags=re.DOTALL)
-        if not count:
-            raise ValueError(f"{name}: the source has no {pattern}")
-    return _OF_FILES(texts | {ours.SOURCE: text})
-
-
-class _Old(ours.Tiling):
-    threads = 384
-
-
-def _as(name: str, call: Call) -> Any:
-    """Call the backward pass with the kernel of a trial."""
-    kept = ours._PREPARED, ours._COMPILED, ours.INSTANCES[128], os.environ.get("ATTNLAB_KERNELS", "")
-    if name == TODAY:
-        ours.INSTANCES[128] = _Old(128, 64, 3)
-        os.environ["ATTNLAB_KERNELS"] = os.environ["OLD_KERNELS"]
-    nvrtc.of_files = partial(_edited, name)
-    ours._PREPARED, ours._COMPILED = _KEPT.setdefault(name, ({}, {}))
-    try:
-        return call()
-    finally:
-        nvrtc.of_files = _OF_FILES
-        ours._PREPARED, ours._COMPILED, ours.INSTANCES[128], os.environ["ATTNLAB_KERNELS"] = kept
-
-
-def _variants() -> None:
-    _trials([TODAY] * ("OLD_KERNELS" in os.environ) + list(VARIANTS), TARGETS[:3])
-
-
-def _trials(names: list[str], targets: Sequence[Any]) -> None:
-    """Compile and launch each in a process of its own, which may hang, all at once. Time those that pass."""
-
-    def passes(name: str, seconds: int = CHECK_SECONDS) -> bool:
-        command = [sys.executable, __file__, "--here", name]
-        began = time.monotonic()
-        try:
-            done = subprocess.run(command, timeout=seconds, check=False, capture_output=True, text=True)
-            said, passed = done.stdout.strip() or done.stderr[-600:], done.returncode == 0
-        except subprocess.TimeoutExpired:
-            said, passed = f"BAD {name}: did not end within {seconds} s", False
-        print(f"{said} ({time.monotonic() - began:.0f} s)", flush=True)
-        return passed
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        jobs = [f"checked:{name}" for name in names]
-        good = [name for name, passed in zip(names, pool.map(passes, jobs), strict=True) if passed]
-    for target in targets:
-        q, k, v, dout, causal = _drawn(target)
-        out, lse = _forward(q, k, v, causal)
-        calls: dict[str, Call] = {
-            name: partial(_as, name, partial(ours.backward, q, k, v, out, lse, dout, causal)) for name in good
-        }
-        calls["cudnn"] = _cudnn(q, k, v, dout, causal)
-        took, clocks = _medians(calls)
-        for name, us in took.items():
-            ratio, cycles = us / took.get("today", us), us * clocks[name] / _steps(target)
-            print(f"{target} {name}: {us:.1f} us, {ratio:.3f}, {clocks[name]:.0f} MHz, {cycles:.0f} a step", flush=True)
-
-
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Call:
-    def forward() -> tuple[Tensor, list[Tensor]]:
-        leaves: Any = [x.detach().requires_grad_() for x in (q, k, v)]
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.enable_grad():
-            return F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal), leaves
-
-    return _autograd(forward, dout)[0]
-
-
-def _checked(name: str) -> None:
-    """Launch the kernel of a trial, the smallest problem first; exit with 1 if an error is large or bits differ."""
-    worst, same, repeats, began = 0.0, True, True, time.monotonic()
-    for batch, heads, kv_heads, queries, keys in (
-        *((1, 2, 2, 64, 128), (1, 2, 1, 200, 450), (2, 3, 3, 1000, 1000)),
-        *((1, 8, 8, 4096, 4096), (4, 16, 16, 4096, 4096)),
-    ):
-        for causal in (False, True):
-            torch.manual_seed(queries)
-            q, dout = (torch.randn(batch, heads, queries, 128, device=GPU).bfloat16() for _ in range(2))
-            k, v = (torch.randn(batch, kv_heads, keys, 128, device=GPU).bfloat16() for _ in range(2))
-            if batch < 4:
-                wide = torch.float64 if queries < 2000 else torch.float32
-                *expected, lse = gradients(q.to(wide), k.to(wide), v.to(wide), dout.to(wide), causal)
-                out, lse = ours.forward(q, k, v, causal)[0], lse.float()
-            else:
-                expected = []
-                out, lse = ours.forward(q, k, v, causal)
-            call = partial(ours.backward, q, k, v, out, lse, dout, causal)
-            found = _as(name, call)
-            torch.cuda.synchronize()
-            for got, want in zip(found, expected, strict=False):
-                worst = max(worst, float((got.double() - want).norm() / want.double().norm()))
-            if "OLD_KERNELS" in os.environ:
-                same &= all(map(torch.equal, found, _as(TODAY, call)))
-            for _ in range(3):
-                repeats &= all(map(torch.equal, found, _as(name, call)))
-    passed = worst < 0.006 and repeats
-    same = same and "OLD_KERNELS" in os.environ
-    said = f"error {worst:.4f}, bits {'' if repeats else 'do not '}repeat and are {'' if same else 'not '}today's"
-    print(f"{'' if passed else 'BAD '}{name}: {said}, {time.monotonic() - began:.0f} s")
-    sys.exit(not passed)
-
-
 def _drawn(target: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
     batch, heads, length, head_dim, dtype, causal = target
     q, k, v, dout = (
@@ -403,7 +271,7 @@ def _show(target: tuple[Any, ...], calls: dict[str, Call], both: dict[str, Call]
         mhz = statistics.median(clocks.values())
         told = [f"{name} {us:.1f} us {products * flop / us / 1e6:.0f}" for name, us in took.items()]
         if some is calls and "ours" in took:
-            told.append(f"ours {took['ours'] * mhz / _steps(target):.0f} cycles a step")
+            told.append(f"ours {took['ours'] * clocks['ours'] / _steps(target):.0f} cycles a step")
         print(f"{target} {said}, {mhz:.0f} MHz: {', '.join(told)}", flush=True)
 
 
