@@ -149,6 +149,24 @@ def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
     assert attnlab.attend(q, k, v, kv_lens=lengths) == "ragged"
 
 
+def test_caches_whose_layout_one_kernel_refuses_are_another_ones(monkeypatch):
+    q, k, v = inputs.draw(Shape(2, 2, 4, 64, kv_len=9), 0, CPU)
+    asked = []
+
+    def caches(*given):
+        raise Unsupported("sequences that aren't whole rows apart")
+
+    kernels = {rungs.CACHES: caches, rungs.FEW: lambda *given: asked.append(given) or "few"}
+    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
+    monkeypatch.setattr(ragged, "_splitting", kernels.get)
+    assert attnlab.attend(q, k, v, True, 0.5, kv_lens=torch.tensor([3, 2**40])) == "few"
+    ((*given, causal, scale, lengths),) = asked
+    assert [each is its for each, its in zip(given, (q, k, v), strict=True)] == [True] * 3
+    assert (causal, scale, lengths.dtype, lengths.tolist()) == (True, 0.5, torch.int32, [3, 9])
+    kernels[rungs.FEW] = caches
+    assert attnlab.attend(q, k, v, kv_lens=torch.tensor([3, 9])).shape == q.shape
+
+
 def test_queries_before_the_first_key_are_zero():
     q, k, v = inputs.draw(Shape(1, 2, 8, 32, True, "float32", kv_len=40), 0, CPU)
     output = attnlab.attend(q, k, v, causal=True, kv_lens=torch.tensor([5]))

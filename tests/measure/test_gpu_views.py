@@ -81,7 +81,7 @@ def test_strides_and_shapes_drawn_at_random(instance):
         try:
             output = kernel(q, k, v, causal, scale)
         except Unsupported:
-            if not kernel.rung.ragged:
+            if not kernel.rung.ragged and not (kernel.rung.by_lengths and tile.rows >= rungs.WARPGROUP_ROWS):
                 raise
             continue  # strides between sequences that are no multiple of a row
         check = Gate((q, k, v), causal, scale=scale).check(output)

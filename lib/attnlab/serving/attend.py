@@ -59,9 +59,10 @@ def attend(
         kv_lens: the number of keys of each sequence, integers ``(batch,)`` on the device of `q`; None for all of k.
             Later keys are not read. A query that sees no key gives 0, and the last query sees all keys of its
             sequence. The table is not used: `kernel.caches` computes the output for up to 128 queries, and
-            `kernel.ragged` for more, if they serve these tensors. Otherwise SDPA does, with a mask and copies of k and
-            v. The host doesn't wait for the device. The same lengths give the same bits; other lengths in the batch
-            may change the bits of a sequence.
+            `kernel.ragged` for more. `kernel.few` replaces `kernel.caches` where that doesn't serve the strides of k or
+            v. SDPA computes tensors that no kernel serves, with a mask and copies of k and v. The host doesn't wait for
+            the device. The same lengths give the same bits; other lengths in the batch may change the bits of a
+            sequence.
         scales: the scales of q, k and v in float8_e4m3fn, as `attnlab.quantize` returns them: float32
             ``(batch, heads, 1)``, where batch or heads may be 1. With `dtype=torch.float8_e4m3fn` a fourth scale, for
             the heads of q, divides the output, which is at most 448. `kernel.fp8` computes it if it can, otherwise

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base.errors import UserError
 from attnlab.measuring.kernels import rungs
-from attnlab.measuring.kernels.rungs import CACHES, RAGGED, Kernel
+from attnlab.measuring.kernels.rungs import CACHES, FEW, RAGGED, Kernel
 from attnlab.measuring.subjects import oracle
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.serving import calls, context
@@ -151,17 +151,20 @@ def split(
     kv_lens: Tensor | None,
     block_table: Tensor | None,
 ) -> Tensor:
-    """The output of few queries over caches with int32 lengths; Unsupported if the kernel can't serve them."""
+    """The output of few queries over caches with int32 lengths; Unsupported if no kernel can serve them."""
     if block_table is None:
-        return _caches()(q, k, v, causal, scale, kv_lens)
-    launch: Any = _caches().paged(q, k, v, block_table.shape[1], causal, scale).launch
+        try:
+            return _splitting(CACHES)(q, k, v, causal, scale, kv_lens)
+        except Unsupported:  # such as sequences that aren't whole rows apart, which only its TMA needs
+            return _splitting(FEW)(q, k, v, causal, scale, kv_lens)
+    launch: Any = _splitting(CACHES).paged(q, k, v, block_table.shape[1], causal, scale).launch
     output: Tensor = launch.of_lengths(q, k, v, kv_lens, block_table.contiguous())
     return output
 
 
 @cache
-def _caches() -> Kernel:
-    return rungs.of(ladder.rung(CACHES))
+def _splitting(name: str) -> Kernel:
+    return rungs.of(ladder.rung(name))
 
 
 def gathered(k: Tensor, v: Tensor, block_table: Tensor | None) -> tuple[Tensor, Tensor]:

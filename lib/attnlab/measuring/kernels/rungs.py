@@ -32,8 +32,8 @@ from attnlab.measuring.subjects.sdpa import offsets
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
-RAGGED, CACHES = f"{ladder.PREFIX}ragged", f"{ladder.PREFIX}caches"
-"""The kernels of sequences of unequal lengths: of prompts, and of few queries over caches."""
+RAGGED, CACHES, FEW = (f"{ladder.PREFIX}{name}" for name in ("ragged", "caches", "few"))
+"""The kernels of sequences of unequal lengths: of prompts, of few queries over caches, and these with any strides."""
 PAGE = 16
 """The number of keys of a page is a multiple of this."""
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
