@@ -5,6 +5,7 @@ tell apart). A figure is 5 in wide and grows downward, so that its text is legib
 """
 
 import io
+import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,14 +151,16 @@ def dots(
     """
     _require(frame, [y, hue], x, low, high)
     rows, looks, several = list(frame[y].unique()), _looks(frame, hue or y), frame[y].duplicated().any()
-    figure, (axes,) = _panels(1, looks if hue else {}, len(rows) * (0.2 + several * 0.05 * len(looks)))
+    labels = [textwrap.fill(_named(y, value), 40) for value in rows]  # a longer one would leave no room for the marks
+    tall = 0.1 * max(label.count("\n") for label in labels)
+    figure, (axes,) = _panels(1, looks if hue else {}, len(rows) * (0.2 + max(tall, several * 0.05 * len(looks))))
     for number, (name, look) in enumerate(looks.items()):
         part = frame[frame[hue or y] == name]
         places = part[y].map(rows.index) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5)
         axes.errorbar(part[x], places, xerr=_bars(part, x, low, high), **look)
     axes.axvline(1, color="#444444", linewidth=0.9)
     _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].stack(), True)
-    axes.set_yticks(range(len(rows)), [_named(y, value) for value in rows])
+    axes.set_yticks(range(len(rows)), labels)
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=heading(x))
     values = "; ".join(f"{_named(y, row[y])} {text_of(row[x], x)}" for _, row in frame.iterrows())
     figure.alt = f"{heading(x)} for each {heading(y)}: {values}."
