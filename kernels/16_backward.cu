@@ -459,13 +459,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             next_step();
             synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
             begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
-            const unsigned place = consumer ? q_stage() : dout_stage();
-            begin_store(dk_map, dk, problem.scale, place, place + M * 128);
-            if (threadIdx.x % 128 == 0) wait_for_stores();
-            __syncwarp();
-            arrive_for_warp(q_empty + 8 * stage.index());
-            arrive_for_warp(dout_empty + 8 * stage.index());
-            stage.advance();
         } else {
             begin_scores();
             wait(shared_address(&smem.v_full), block_parity);
@@ -525,14 +518,14 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             next_step();
             begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
             synchronize(1, 128 * CONSUMERS);  // nor this Q and dO
-            const unsigned place = consumer ? q_stage() : dout_stage();
-            begin_store(dk_map, dk, problem.scale, place, place + M * 128);
-            if (threadIdx.x % 128 == 0) wait_for_stores();
-            __syncwarp();
-            arrive_for_warp(q_empty + 8 * stage.index());
-            arrive_for_warp(dout_empty + 8 * stage.index());
-            stage.advance();
         }
+        const unsigned place = consumer ? q_stage() : dout_stage();
+        begin_store(dk_map, dk, problem.scale, place, place + M * 128);
+        if (threadIdx.x % 128 == 0) wait_for_stores();
+        __syncwarp();
+        arrive_for_warp(q_empty + 8 * stage.index());
+        arrive_for_warp(dout_empty + 8 * stage.index());
+        stage.advance();
         block_parity ^= 1;
     }
     end_store();
