@@ -133,12 +133,13 @@ def padded(
     block_table: Tensor | None = None,
 ) -> Tensor:
     """The output for padded sequences with int32 lengths ``(batch,)``; Unsupported if the kernel can't serve them."""
+    launch: Any
     if block_table is None:
-        launch: Any = kernel().prepared(q, k, v, causal, scale).launch
-        output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens)
-        return output
-    launch = kernel().paged(q, k, v, block_table.shape[1], causal, scale).launch
-    output = launch.of_lengths(q, k, v, kv_lens, q_lens, block_table.contiguous())
+        launch = kernel().prepared(q, k, v, causal, scale).launch
+    else:
+        block_table = block_table.contiguous()
+        launch = kernel().paged(q, k, v, block_table.shape[1], causal, scale).launch
+    output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens, block_table)
     return output
 
 

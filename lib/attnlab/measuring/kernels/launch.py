@@ -149,6 +149,15 @@ class Launch:
         """Launch it where each sequence has its own number of keys; raises Unsupported if the kernel can't do that."""
         raise Unsupported("this kernel takes sequences of one length")
 
+    def _require(self, shape: tuple[int, ...], **lengths: Tensor | None) -> None:
+        """Raise Unsupported unless these are int32 tensors of this shape on the device, or None."""
+        for name, tensor in lengths.items():
+            if tensor is None:
+                continue
+            there = tensor.get_device() == self.device and tensor.is_contiguous()
+            if not there or tensor.dtype != torch.int32 or tensor.shape != shape:
+                raise Unsupported(f"{name} has to be an int32 tensor {shape} on the device of Q")
+
     def _of_this_thread(self) -> Any:
         torch.cuda.set_device(self.device)  # a new thread has no context before that
         parameters = self._own.parameters = self.parameters()
@@ -194,10 +203,8 @@ class SplitLaunch(Launch):
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) % maps.ALIGNMENT:
             raise Unsupported(maps.MISALIGNED)
-        if kv_lens is not None:
-            self._require("kv_lens", kv_lens, (self.batch,))
-        if block_table is not None:
-            self._require("block_table", block_table, (self.batch, self.pages or 0))
+        self._require((self.batch,), kv_lens=kv_lens)
+        self._require((self.batch, self.pages or 0), block_table=block_table)
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 return self.of_lengths(q, k, v, kv_lens, block_table)
@@ -229,11 +236,6 @@ class SplitLaunch(Launch):
         super().__post_init__()
         driver = maps.driver()
         self._launch_early, self._merge = driver.cuLaunchKernelEx, driver.CUfunction(self.merge)
-
-    def _require(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-        there = tensor.get_device() == self.device and tensor.is_contiguous()
-        if not there or tensor.dtype != torch.int32 or tensor.shape != shape:
-            raise Unsupported(f"{name} has to be an int32 tensor {shape} on the device of Q")
 
     def _of_this_thread(self) -> Any:
         torch.cuda.set_device(self.device)

@@ -89,9 +89,8 @@ class RaggedLaunch(Launch):
         Args:
             block_table: the pages of each sequence, an int32 tensor ``(batch, pages)``, if the launch has pages.
         """
-        self._require_lengths((q.shape[0],), kv_lens=kv_lens, q_lens=q_lens)
-        if self.pages:
-            self._require_lengths((q.shape[0], self.pages), block_table=block_table)
+        self._require((q.shape[0],), kv_lens=kv_lens, q_lens=q_lens)
+        self._require((q.shape[0], self.pages), block_table=block_table)
         return self._launch_both(q, k, v, q_lens, kv_lens, None, block_table)
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
@@ -100,16 +99,8 @@ class RaggedLaunch(Launch):
         Sequence i has the rows from `cu_seqlens[i]` on, before `cu_seqlens[i + 1]`: int32 tensors ``(sequences + 1,)``.
         A boundary outside of a tensor counts as its end. Rows of no sequence are neither read nor written.
         """
-        self._require_lengths((cu_seqlens_q.numel(),), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        self._require((cu_seqlens_q.numel(),), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         return self._launch_both(q, k, v, cu_seqlens_q, cu_seqlens_k, cu_seqlens_q.numel() - 1)
-
-    def _require_lengths(self, shape: tuple[int, ...], **lengths: Tensor | None) -> None:
-        for name, tensor in lengths.items():
-            if tensor is None:
-                continue
-            there = tensor.get_device() == self.device and tensor.is_contiguous()
-            if not there or tensor.dtype != torch.int32 or tensor.shape != shape:
-                raise Unsupported(f"{name} has to be an int32 tensor {shape} on the device of Q")
 
     def _launch_both(
         self,

@@ -405,10 +405,10 @@ def _of_any_length(
     ctas = compiled.ctas_per_sm * torch.cuda.get_device_properties(q.device).multi_processor_count
     encoded = _encoded(rung, tile, q, k, v, compiled.dtype, box)
     dealing = dealing_of(q, k, v, torch.empty_like(q, device="meta"), blocks, tile.keys, ctas, pages)
-    problem = RaggedProblem(0, Divisor.of(k.shape[1]), q.shape[1] // k.shape[1], scale)
+    stated = 0, Divisor.of(k.shape[1]), q.shape[1] // k.shape[1], scale
+    problem = RaggedProblem(*stated)
     if pages:
-        steps = maps.step(k), maps.step(v)
-        problem = PagedProblem(0, problem.kv_heads, problem.sharing, scale, 0, Divisor.of(k.shape[2]), *steps)
+        problem = PagedProblem(*stated, 0, Divisor.of(k.shape[2]), maps.step(k), maps.step(v))
     return RaggedLaunch(
         compiled.function.kernel.ptr,
         ctas,
