@@ -35,6 +35,10 @@ struct alignas(16) Pass {
     template <typename P, bool CAUSAL> __device__ __forceinline__ int tiles(int block) const {
         return max(((CAUSAL ? min(keys, earlier() + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS, 1);
     }
+    // The tile with which the pass begins.
+    template <typename P, bool CAUSAL> __device__ __forceinline__ int first_tile() const {
+        return tiles<P, CAUSAL>(max(first_block, 0)) - 1;
+    }
 };
 
 // The passes of a call in memory: behind one pass's worth of bytes, that begin with their number and with a counter of those
@@ -160,10 +164,9 @@ struct PagedProblem : RaggedProblem {
     int key_step, value_step;  // rows from page to page
 };
 
-struct RaggedJob {
+struct RaggedJob : JobFromLast {
     static constexpr bool RAGGED = true;
-    int head, diagonal, tiles, pipeline_state, idle_turns, round, drains;  // as Job
-    int keys, row, end;                                                    // of O in its map
+    int row, end;  // of O in its map
 };
 
 // A consumer without a job in a pass finds out only by looking at the passes behind it. Meanwhile it may hold a stage, or others
@@ -177,9 +180,8 @@ template <typename P> struct RaggedStorage : SharedStorage<P, RaggedJob> {
 
 // What a consumer asks of its problem (jobs.cuh).
 template <typename P> __device__ __forceinline__ int tiles_of_all(const RaggedProblem&) { return 1; }
-__device__ __forceinline__ int keys_of(const RaggedProblem&, const RaggedJob& job) { return job.keys; }
 template <bool CAUSAL> __device__ __forceinline__ bool sees_nothing(const RaggedJob& job, int row) {
-    return (CAUSAL ? job.diagonal + row : job.keys - 1) < 0;
+    return (CAUSAL ? job.diagonal + row : job.last) < 0;
 }
 __device__ __forceinline__ void store_rows(const RaggedProblem&, const TensorMap& o, int column, const RaggedJob& job,
                                            unsigned from) {
@@ -253,6 +255,9 @@ template <typename P, bool CAUSAL> struct Dealer {
     __device__ __forceinline__ int pass_tiles(int, int last_block) const {
         return smem.passes[round % SLOTS<P>].template tiles<P, CAUSAL>(last_block);
     }
+    __device__ __forceinline__ int first_tile(int) const {
+        return smem.passes[round % SLOTS<P>].template first_tile<P, CAUSAL>();
+    }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
     __device__ __forceinline__ int first_user(int tile, int first_block) const {
         const int first = max(first_block, 0);
@@ -263,8 +268,8 @@ template <typename P, bool CAUSAL> struct Dealer {
         load_rows(to, map, column, MAP_ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
     }
     // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
-    __device__ __forceinline__ void look_ahead(int tile, int tiles) {
-        if (tile == max(tiles - 3, 0)) deal(round + 2);
+    __device__ __forceinline__ void look_ahead(int place, int tiles) {
+        if (place == max(tiles - 3, 0)) deal(round + 2);
     }
 };
 
@@ -309,7 +314,8 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     int next = 0;  // the lane's page of the next tile
     const auto look_up = [&](const int* row, int key, int keys) { return key < keys ? row[problem.page.quotient(key)] : 0; };
     const auto look_up_first = [&](const Pass& pass) {
-        return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), top, pass.keys);
+        const int key = P::KEYS * pass.template first_tile<P, CAUSAL>() + top;
+        return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), key, pass.keys);
     };
 #pragma unroll 1
     for (int round = 0;; ++round) {
@@ -320,9 +326,10 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
         if (kv_head < 0) break;
         if (round == 0) next = look_up_first(pass);
         const int keys = uniform(pass.keys), tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
+        const int its_first = uniform(pass.template first_tile<P, CAUSAL>());
 #pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
+        for (int place = 0; place < tiles; ++place) {
+            const int tile = tile_at(place, its_first), key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
             const int end = problem.page.remainder(key) + rows;
             const int first = CAUSAL && tile ? (P::KEYS * tile - pass.earlier()) >> 6 : 0;
             const int users = uniform(pass.last_block + 1 - max(max(pass.first_block, first), 0));
@@ -344,12 +351,13 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
             };
             load(k, 0, page * problem.key_step + end);
             if (lane == 0) {
-                if (tile == 0) begin_pass<P>(smem, state, round);
-                dealer.look_ahead(tile, tiles);
+                if (place == 0) begin_pass<P>(smem, state, round);
+                dealer.look_ahead(place, tiles);
             }
             __syncwarp();
-            next = tile + 1 < tiles ? look_up(problem.table + (pass.key_end - keys), key + P::KEYS, keys)
-                                    : look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
+            next = place + 1 == tiles ? look_up_first(smem.passes[(round + 1) % SLOTS<P>])
+                                      : look_up(problem.table + (pass.key_end - keys),
+                                                P::KEYS * tile_at(place + 1, its_first) + top, keys);
             load(v, 1, page * problem.value_step + end);
             state.advance();
         }
@@ -392,8 +400,10 @@ __device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, con
             tiles = pass.template tiles<P, CAUSAL>(block);
             wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
             const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
-            smem.jobs[consumer][buffer] = {head, pass.keys - pass.queries + first_row, tiles, state.packed, idle_turns, round,
-                                           drains, pass.keys, row, pass.out_end};
+            auto& job = smem.jobs[consumer][buffer];
+            static_cast<Job&>(job) = {head, pass.keys - pass.queries + first_row, tiles, state.packed, idle_turns, round, drains};
+            job.template mask_behind<P::KEYS>(pass.template first_tile<P, CAUSAL>(), CAUSAL ? job.diagonal + 1 : pass.keys);
+            job.row = row, job.end = pass.out_end;
             tiles_since = 1 - tiles;
             idle_turns = 0;
             arrive_expecting(barrier, P::QUERY_BYTES);

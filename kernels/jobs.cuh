@@ -70,6 +70,9 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
 struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
     static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256, LSE = LSE_;
+    // A pass begins with the last tile that all its jobs see, and goes on with the others in their order: the largest score rises
+    // once where scores rise along the keys, and where they fall.
+    static constexpr bool LAST_FIRST = ROUNDED;
     // Memories of Q that a consumer has. With one, a job ends before the next one's Q is loaded.
     static constexpr int BUFFERS = D < 256 ? 2 : 1;
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
@@ -112,7 +115,26 @@ struct Job {
     int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
 };
 
-template <typename P, typename J = Job> struct SharedStorage {
+// With LAST_FIRST.
+struct JobFromLast : Job {
+    int last;    // of its first tile's keys that its first query sees
+    int masked;  // the place of its first tile that is masked, beside the first one
+    int later;   // the last key that its first query sees, as if keys of the tile at place n began at n * KEYS
+    // `first`: the tile with which the pass begins. `seen`: the keys that the job's first query sees.
+    template <int KEYS> __device__ __forceinline__ void mask_behind(int first, int seen) {
+        const int whole = max(seen, 0) / KEYS;
+        last = seen - 1 - KEYS * first;
+        masked = whole + (whole <= first);
+        later = seen - 1 + (whole < first ? KEYS : 0);
+    }
+};
+template <bool LAST_FIRST> struct JobOf { using Type = Job; };
+template <> struct JobOf<true> { using Type = JobFromLast; };
+
+// The tile at a place of a pass that begins with tile `first`.
+__device__ __forceinline__ int tile_at(int place, int first) { return place == 0 ? first : place - (place <= first); }
+
+template <typename P, typename J = typename JobOf<P::LAST_FIRST>::Type> struct SharedStorage {
     unsigned char query[P::CONSUMERS][P::BUFFERS][P::QUERY_BYTES];  // of a job and of the next; then their O
     unsigned char ring[P::STAGES][P::STAGE_BYTES];         // K, V and ones of a tile
     unsigned long long query_full[P::CONSUMERS][P::BUFFERS], query_empty[P::CONSUMERS][P::BUFFERS];
@@ -257,6 +279,10 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     __device__ __forceinline__ int pass_tiles(int first_block, int last_block) const {
         return first_block > last_block ? 0 : block_tiles(last_block);
     }
+    // The tile with which a pass begins.
+    __device__ __forceinline__ int first_tile(int first_block) const {
+        return P::LAST_FIRST ? block_tiles(max(first_block, 0)) - 1 : 0;
+    }
     // The tiles that a block sees.
     __device__ __forceinline__ int block_tiles(int block) const {
         const int keys = problem.keys;
@@ -271,7 +297,7 @@ template <typename P, bool CAUSAL> struct TileScheduler {
                                               unsigned barrier) const {
         load_box(to, map, column, P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, barrier);
     }
-    // Called when a tile of a pass is under way.
+    // Called when the tile at a place of a pass is under way.
     __device__ __forceinline__ void look_ahead(int, int) const {}
     // Which of a pass's jobs, from the longest on, is scheduled as number `index`: row by row of consumers, to and fro.
     __device__ __forceinline__ static int job_order(int index) {
@@ -325,8 +351,10 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
         int head, first_block, last_block;
         scheduler.work_tile(pass, head, first_block, last_block);
         const int tiles = scheduler.pass_tiles(first_block, last_block), kv_head = scheduler.packed_kv(head);
+        const int first = scheduler.first_tile(first_block);
 #pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
+        for (int place = 0; place < tiles; ++place) {
+            const int tile = P::LAST_FIRST ? tile_at(place, first) : place;
             const int users = last_block + 1 - scheduler.first_user(tile, first_block);
 #pragma unroll(Scheduler::UNROLLED)
             for (int i = 0; i < 2; ++i) {
@@ -339,10 +367,10 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
                                         64 * c, tile, kv_head, full + barrier);
                 // In place of those that won't come.
                 if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
-                if (skips && tile + i == 0) begin_pass<P>(smem, state, round);
+                if (skips && place + i == 0) begin_pass<P>(smem, state, round);
             }
             state.advance();
-            scheduler.look_ahead(tile, tiles);
+            scheduler.look_ahead(place, tiles);
         }
     }
 }
@@ -369,8 +397,11 @@ __device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const Tile
                 wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
                 const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
                 auto& job = smem.jobs[consumer][buffer];
-                job = {scheduler.head_of(head, block), scheduler.problem.last_key + scheduler.first_row(block), tiles,
-                       state.packed, idle_turns, round, drains};
+                static_cast<Job&>(job) = {scheduler.head_of(head, block), scheduler.problem.last_key + scheduler.first_row(block),
+                                          tiles, state.packed, idle_turns, round, drains};
+                if constexpr (P::LAST_FIRST)
+                    job.template mask_behind<P::KEYS>(scheduler.first_tile(first_block),
+                                                      CAUSAL ? job.diagonal + 1 : scheduler.problem.keys);
                 tiles_since = 1 - tiles;
                 idle_turns = 0;
                 arrive_expecting(barrier, P::QUERY_BYTES);
@@ -413,7 +444,7 @@ __device__ __forceinline__ void produce(SharedStorage<P>& smem, const TensorMap&
 // The scores of one tile in a warpgroup's registers, and which keys they belong to.
 template <typename P, bool CAUSAL> struct Scores {
     float s[P::KEYS / 2];
-    int tile, keys;
+    int tile, keys;  // with LAST_FIRST the place of the tile
     // Keys from `unmasked` on are not seen by every query of the job, the first of which sees keys up to `diagonal`.
     __device__ __forceinline__ int unmasked(int diagonal) const { return CAUSAL ? min(keys, diagonal + 1) : keys; }
     __device__ __forceinline__ void mask(int diagonal, unsigned thread) {
@@ -457,8 +488,6 @@ struct RowState {
 template <typename P> __device__ __forceinline__ int tiles_of_all(const Problem& problem) {
     return (problem.keys + P::KEYS - 1) / P::KEYS;
 }
-// The keys of a job.
-__device__ __forceinline__ int keys_of(const Problem& problem, const Job&) { return problem.keys; }
 // Whether a row of a job sees no key.
 template <bool CAUSAL> __device__ __forceinline__ bool sees_nothing(const Job&, int) { return false; }
 // 64 columns of a job's O leave.
@@ -466,9 +495,6 @@ __device__ __forceinline__ void store_rows(const Problem& problem, const TensorM
                                            unsigned from) {
     store_box(o, column, job.diagonal - problem.last_key, job.head & 0xFFFF, job.head >> 16, from);
 }
-
-template <typename Softmax> constexpr auto works_in_parts(int) -> decltype(Softmax::IN_PARTS) { return true; }
-template <typename Softmax> constexpr bool works_in_parts(...) { return false; }
 
 // A consumer warpgroup: while a tile's scores are computed, the tile before is multiplied by V, also where the two are of
 // different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
@@ -490,7 +516,8 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
     unsigned job = 0;  // counted from 0: its Q is in buffer `job % BUFFERS`
     RowState rows;
     Scores<P, CAUSAL> scores;
-    scores.tile = 0, scores.keys = RAGGED ? 0 : keys_of(problem, smem.jobs[0][0]);
+    scores.tile = 0;
+    if constexpr (!P::LAST_FIRST) scores.keys = problem.keys;
     float out[WIDTH];  // with ROUNDED, sums of the two rows in WIDTH - 4 and WIDTH - 2
     auto& product = reinterpret_cast<float(&)[P::ONES ? WIDTH : D / 2]>(out);
     unsigned p[KEYS / 16][4];
@@ -515,7 +542,6 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
         rows.row_sum[0] = rows.row_sum[1] = 0;
         k_state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
         if (CAUSAL || RAGGED) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
-        if (RAGGED && !CAUSAL) scores.keys = __shfl_sync(~0u, keys_of(problem, scheduled), 0);
         const bool begins = scheduled.tiles;
         if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round), hold_query();
         return begins;
@@ -564,12 +590,13 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             }
         }
     };
-    const auto find_diagonal = [&] {
+    const auto exponentiate = [&](bool begin) {
         const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
-        if (RAGGED && CAUSAL) scores.keys = keys_of(problem, scheduled);
-        return CAUSAL ? scheduled.diagonal : 0;
+        if constexpr (P::LAST_FIRST)
+            return softmax.begin(rows, scores, scheduled.last);
+        else
+            return softmax(rows, scores, CAUSAL ? scheduled.diagonal : 0, begin, recompute);
     };
-    const auto exponentiate = [&](bool begin) { return softmax(rows, scores, find_diagonal(), begin, recompute); };
     const auto pack_probabilities = [&] {
 #pragma unroll
         for (int n = 0; n < KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(scores.s[2 * n], scores.s[2 * n + 1]);
@@ -711,7 +738,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
 #pragma unroll
                 for (int time = 0; time < TIMES; ++time) out[n] *= rows.rescale[n / 2 % 2];
         };
-        if constexpr (works_in_parts<Softmax>(0))
+        if constexpr (P::LAST_FIRST)
             if (!ends) {
                 const auto finish_values = [&] {
                     finish_products<0>(product);
@@ -725,13 +752,19 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
 #pragma unroll
                         for (int time = 0; time < TIMES; ++time) p[n / 4][n % 4] = multiplied<T>(p[n / 4][n % 4], by[n % 2]);
                 };
-                softmax.in_parts(rows, scores, find_diagonal(), release_keys, finish_values, rescale_out, pack_probabilities,
+                const auto mask = [&] {
+                    const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
+                    // Without the mask never: a job's first tile alone may have fewer keys. Written otherwise, ptxas spills.
+                    const int last = CAUSAL ? scheduled.later - KEYS * scores.tile : P::CONSUMERS == 3 ? tiles - KEYS * scores.tile : 0;
+                    if (scores.tile >= (CAUSAL ? scheduled.masked : tiles)) softmax.mask(scores, last);
+                };
+                softmax.in_parts(rows, scores, mask, release_keys, finish_values, rescale_out, pack_probabilities,
                                  rescale_packed, recompute);
                 continue;
             }
         // Once: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
         // Three consumers at D = 64 would spill.
-        constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && (RAGGED ? P::CONSUMERS == 2 : D > 64 || P::CONSUMERS != 3);
+        constexpr bool ENDS_BLOCK = P::LAST_FIRST && (RAGGED ? P::CONSUMERS == 2 : D > 64 || P::CONSUMERS != 3);
         bool rescale;
         do rescale = exponentiate(false);
         while (ENDS_BLOCK && never(problem.scale));
