@@ -177,7 +177,7 @@ def test_lengths_of_sequences_have_gradients():
     assert not v.grad[0, :, 5:].any()
 
 
-NO_LENGTHS = [[1], [[1, 2]], [1.0, 2.0], [True, False], [1j, 2j], torch.tensor([1, 2]).to_sparse()]
+NO_LENGTHS = [3, [1], [[1, 2]], [1.0, 2.0], [True, False], [1j, 2j], torch.tensor([1, 2]).to_sparse()]
 
 
 @pytest.mark.parametrize("lengths", NO_LENGTHS)
