@@ -1,7 +1,6 @@
 // Rung 11: O rescaled only where probabilities would overflow; sums of rows as one more column of V.
 //
-// Does    a job begins with the last tile that all jobs of its pass see, and goes on with the first: so scores that rise along the
-//         keys rise once, as those that fall do. The first tile has its exact maximum. After it scores become probabilities relative to the offset at hand,
+// Does    a job's first tile has its exact maximum. After it scores become probabilities relative to the offset at hand,
 //         as floats, whose range of 2^127 holds what fp16's of 2^16 doesn't. Whether one rose above 2^15 (2^60 for bf16),
 //         the largest of their bits tells, three integers an instruction, and one vote of the warp: no shuffles, and no
 //         exponential waits. Only then are the tile and O multiplied by a power of two, so that the largest probability is

@@ -31,13 +31,14 @@ struct alignas(16) Pass {
     __device__ __forceinline__ int blocks() const { return last_block + 1 - max(first_block, 0); }
     // The key behind the last one that the first query sees, and that of the first block.
     __device__ __forceinline__ int earlier() const { return member < 0 ? keys : keys - queries; }
+    // The tile with which the pass begins (jobs.cuh).
+    template <typename P, bool CAUSAL> __device__ __forceinline__ int first_tile() const {
+        const int seen = CAUSAL ? keys - queries + (member < 0 ? 0 : 64 * max(first_block, 0)) + 1 : keys;
+        return max(seen / P::KEYS - 1, 0);
+    }
     // The tiles that a block sees, at least one: without keys it is masked.
     template <typename P, bool CAUSAL> __device__ __forceinline__ int tiles(int block) const {
         return max(((CAUSAL ? min(keys, earlier() + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS, 1);
-    }
-    // The tile with which the pass begins.
-    template <typename P, bool CAUSAL> __device__ __forceinline__ int first_tile() const {
-        return tiles<P, CAUSAL>(max(first_block, 0)) - 1;
     }
 };
 
@@ -164,9 +165,10 @@ struct PagedProblem : RaggedProblem {
     int key_step, value_step;  // rows from page to page
 };
 
-struct RaggedJob : JobFromLast {
+struct RaggedJob {
     static constexpr bool RAGGED = true;
-    int row, end;  // of O in its map
+    int head, diagonal, tiles, pipeline_state, idle_turns, round, drains;  // as Job
+    int keys, row, end;                                                    // of O in its map
 };
 
 // A consumer without a job in a pass finds out only by looking at the passes behind it. Meanwhile it may hold a stage, or others
@@ -180,8 +182,9 @@ template <typename P> struct RaggedStorage : SharedStorage<P, RaggedJob> {
 
 // What a consumer asks of its problem (jobs.cuh).
 template <typename P> __device__ __forceinline__ int tiles_of_all(const RaggedProblem&) { return 1; }
+__device__ __forceinline__ int keys_of(const RaggedProblem&, const RaggedJob& job) { return job.keys; }
 template <bool CAUSAL> __device__ __forceinline__ bool sees_nothing(const RaggedJob& job, int row) {
-    return (CAUSAL ? job.diagonal + row : job.last) < 0;
+    return (CAUSAL ? job.diagonal + row : job.keys - 1) < 0;
 }
 __device__ __forceinline__ void store_rows(const RaggedProblem&, const TensorMap& o, int column, const RaggedJob& job,
                                            unsigned from) {
@@ -400,10 +403,8 @@ __device__ __forceinline__ void schedule_ragged_jobs(RaggedStorage<P>& smem, con
             tiles = pass.template tiles<P, CAUSAL>(block);
             wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
             const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
-            auto& job = smem.jobs[consumer][buffer];
-            static_cast<Job&>(job) = {head, pass.keys - pass.queries + first_row, tiles, state.packed, idle_turns, round, drains};
-            job.template mask_behind<P::KEYS>(pass.template first_tile<P, CAUSAL>(), CAUSAL ? job.diagonal + 1 : pass.keys);
-            job.row = row, job.end = pass.out_end;
+            smem.jobs[consumer][buffer] = {head, pass.keys - pass.queries + first_row, tiles, state.packed, idle_turns, round,
+                                           drains, pass.keys, row, pass.out_end};
             tiles_since = 1 - tiles;
             idle_turns = 0;
             arrive_expecting(barrier, P::QUERY_BYTES);

@@ -70,9 +70,9 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
 struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
     static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256, LSE = LSE_;
-    // A pass begins with the last tile that all its jobs see, and goes on with the others in their order: the largest score rises
-    // once where scores rise along the keys, and where they fall.
-    static constexpr bool LAST_FIRST = ROUNDED;
+    // A pass begins with the last tile that all its queries see whole: then the largest score rises seldom where scores rise along
+    // the keys, and where they fall.
+    static constexpr bool WHOLE_FIRST = ROUNDED;
     // Memories of Q that a consumer has. With one, a job ends before the next one's Q is loaded.
     static constexpr int BUFFERS = D < 256 ? 2 : 1;
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
@@ -115,26 +115,10 @@ struct Job {
     int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
 };
 
-// With LAST_FIRST.
-struct JobFromLast : Job {
-    int last;    // of its first tile's keys that its first query sees
-    int masked;  // the place of its first tile that is masked, beside the first one
-    int later;   // the last key that its first query sees, as if keys of the tile at place n began at n * KEYS
-    // `first`: the tile with which the pass begins. `seen`: the keys that the job's first query sees.
-    template <int KEYS> __device__ __forceinline__ void mask_behind(int first, int seen) {
-        const int whole = max(seen, 0) / KEYS;
-        last = seen - 1 - KEYS * first;
-        masked = whole + (whole <= first);
-        later = seen - 1 + (whole < first ? KEYS : 0);
-    }
-};
-template <bool LAST_FIRST> struct JobOf { using Type = Job; };
-template <> struct JobOf<true> { using Type = JobFromLast; };
-
-// The tile at a place of a pass that begins with tile `first`.
+// The tile at a place of a pass that begins with tile `first`, and goes on with the others in their order.
 __device__ __forceinline__ int tile_at(int place, int first) { return place == 0 ? first : place - (place <= first); }
 
-template <typename P, typename J = typename JobOf<P::LAST_FIRST>::Type> struct SharedStorage {
+template <typename P, typename J = Job> struct SharedStorage {
     unsigned char query[P::CONSUMERS][P::BUFFERS][P::QUERY_BYTES];  // of a job and of the next; then their O
     unsigned char ring[P::STAGES][P::STAGE_BYTES];         // K, V and ones of a tile
     unsigned long long query_full[P::CONSUMERS][P::BUFFERS], query_empty[P::CONSUMERS][P::BUFFERS];
@@ -281,7 +265,8 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     }
     // The tile with which a pass begins.
     __device__ __forceinline__ int first_tile(int first_block) const {
-        return P::LAST_FIRST ? block_tiles(max(first_block, 0)) - 1 : 0;
+        const int seen = CAUSAL ? problem.last_key + first_row(max(first_block, 0)) + 1 : problem.keys;
+        return P::WHOLE_FIRST ? max(seen / P::KEYS - 1, 0) : 0;
     }
     // The tiles that a block sees.
     __device__ __forceinline__ int block_tiles(int block) const {
@@ -354,7 +339,7 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
         const int first = scheduler.first_tile(first_block);
 #pragma unroll 1
         for (int place = 0; place < tiles; ++place) {
-            const int tile = P::LAST_FIRST ? tile_at(place, first) : place;
+            const int tile = P::WHOLE_FIRST ? tile_at(place, first) : place;
             const int users = last_block + 1 - scheduler.first_user(tile, first_block);
 #pragma unroll(Scheduler::UNROLLED)
             for (int i = 0; i < 2; ++i) {
@@ -397,11 +382,8 @@ __device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const Tile
                 wait(query_empty + 8 * buffer, jobs / P::BUFFERS % 2 ^ 1);
                 const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
                 auto& job = smem.jobs[consumer][buffer];
-                static_cast<Job&>(job) = {scheduler.head_of(head, block), scheduler.problem.last_key + scheduler.first_row(block),
-                                          tiles, state.packed, idle_turns, round, drains};
-                if constexpr (P::LAST_FIRST)
-                    job.template mask_behind<P::KEYS>(scheduler.first_tile(first_block),
-                                                      CAUSAL ? job.diagonal + 1 : scheduler.problem.keys);
+                job = {scheduler.head_of(head, block), scheduler.problem.last_key + scheduler.first_row(block), tiles,
+                       state.packed, idle_turns, round, drains};
                 tiles_since = 1 - tiles;
                 idle_turns = 0;
                 arrive_expecting(barrier, P::QUERY_BYTES);
@@ -444,7 +426,7 @@ __device__ __forceinline__ void produce(SharedStorage<P>& smem, const TensorMap&
 // The scores of one tile in a warpgroup's registers, and which keys they belong to.
 template <typename P, bool CAUSAL> struct Scores {
     float s[P::KEYS / 2];
-    int tile, keys;  // with LAST_FIRST the place of the tile
+    int tile, keys;  // the tile's place: if that isn't its number, all its keys are seen
     // Keys from `unmasked` on are not seen by every query of the job, the first of which sees keys up to `diagonal`.
     __device__ __forceinline__ int unmasked(int diagonal) const { return CAUSAL ? min(keys, diagonal + 1) : keys; }
     __device__ __forceinline__ void mask(int diagonal, unsigned thread) {
@@ -488,6 +470,8 @@ struct RowState {
 template <typename P> __device__ __forceinline__ int tiles_of_all(const Problem& problem) {
     return (problem.keys + P::KEYS - 1) / P::KEYS;
 }
+// The keys of a job.
+__device__ __forceinline__ int keys_of(const Problem& problem, const Job&) { return problem.keys; }
 // Whether a row of a job sees no key.
 template <bool CAUSAL> __device__ __forceinline__ bool sees_nothing(const Job&, int) { return false; }
 // 64 columns of a job's O leave.
@@ -495,6 +479,9 @@ __device__ __forceinline__ void store_rows(const Problem& problem, const TensorM
                                            unsigned from) {
     store_box(o, column, job.diagonal - problem.last_key, job.head & 0xFFFF, job.head >> 16, from);
 }
+
+template <typename Softmax> constexpr auto works_in_parts(int) -> decltype(Softmax::IN_PARTS) { return true; }
+template <typename Softmax> constexpr bool works_in_parts(...) { return false; }
 
 // A consumer warpgroup: while a tile's scores are computed, the tile before is multiplied by V, also where the two are of
 // different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
@@ -516,8 +503,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
     unsigned job = 0;  // counted from 0: its Q is in buffer `job % BUFFERS`
     RowState rows;
     Scores<P, CAUSAL> scores;
-    scores.tile = 0;
-    if constexpr (!P::LAST_FIRST) scores.keys = problem.keys;
+    scores.tile = 0, scores.keys = RAGGED ? 0 : keys_of(problem, smem.jobs[0][0]);
     float out[WIDTH];  // with ROUNDED, sums of the two rows in WIDTH - 4 and WIDTH - 2
     auto& product = reinterpret_cast<float(&)[P::ONES ? WIDTH : D / 2]>(out);
     unsigned p[KEYS / 16][4];
@@ -542,6 +528,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
         rows.row_sum[0] = rows.row_sum[1] = 0;
         k_state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
         if (CAUSAL || RAGGED) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
+        if (RAGGED && !CAUSAL) scores.keys = __shfl_sync(~0u, keys_of(problem, scheduled), 0);
         const bool begins = scheduled.tiles;
         if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round), hold_query();
         return begins;
@@ -590,13 +577,12 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
             }
         }
     };
-    const auto exponentiate = [&](bool begin) {
+    const auto find_diagonal = [&] {
         const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
-        if constexpr (P::LAST_FIRST)
-            return softmax.begin(rows, scores, scheduled.last);
-        else
-            return softmax(rows, scores, CAUSAL ? scheduled.diagonal : 0, begin, recompute);
+        if (RAGGED && CAUSAL) scores.keys = keys_of(problem, scheduled);
+        return CAUSAL ? scheduled.diagonal : 0;
     };
+    const auto exponentiate = [&](bool begin) { return softmax(rows, scores, find_diagonal(), begin, recompute); };
     const auto pack_probabilities = [&] {
 #pragma unroll
         for (int n = 0; n < KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(scores.s[2 * n], scores.s[2 * n + 1]);
@@ -738,7 +724,7 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
 #pragma unroll
                 for (int time = 0; time < TIMES; ++time) out[n] *= rows.rescale[n / 2 % 2];
         };
-        if constexpr (P::LAST_FIRST)
+        if constexpr (works_in_parts<Softmax>(0))
             if (!ends) {
                 const auto finish_values = [&] {
                     finish_products<0>(product);
@@ -752,19 +738,13 @@ __device__ __forceinline__ void consume(SharedStorage<P, J>& smem, const TensorM
 #pragma unroll
                         for (int time = 0; time < TIMES; ++time) p[n / 4][n % 4] = multiplied<T>(p[n / 4][n % 4], by[n % 2]);
                 };
-                const auto mask = [&] {
-                    const auto& scheduled = smem.jobs[consumer][job % BUFFERS];
-                    // Without the mask never: a job's first tile alone may have fewer keys. Written otherwise, ptxas spills.
-                    const int last = CAUSAL ? scheduled.later - KEYS * scores.tile : P::CONSUMERS == 3 ? tiles - KEYS * scores.tile : 0;
-                    if (scores.tile >= (CAUSAL ? scheduled.masked : tiles)) softmax.mask(scores, last);
-                };
-                softmax.in_parts(rows, scores, mask, release_keys, finish_values, rescale_out, pack_probabilities,
+                softmax.in_parts(rows, scores, find_diagonal(), release_keys, finish_values, rescale_out, pack_probabilities,
                                  rescale_packed, recompute);
                 continue;
             }
         // Once: ptxas would move the wait behind it to the beginning of a block that doesn't end here.
         // Three consumers at D = 64 would spill.
-        constexpr bool ENDS_BLOCK = P::LAST_FIRST && (RAGGED ? P::CONSUMERS == 2 : D > 64 || P::CONSUMERS != 3);
+        constexpr bool ENDS_BLOCK = works_in_parts<Softmax>(0) && (RAGGED ? P::CONSUMERS == 2 : D > 64 || P::CONSUMERS != 3);
         bool rescale;
         do rescale = exponentiate(false);
         while (ENDS_BLOCK && never(problem.scale));

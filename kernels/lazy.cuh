@@ -13,9 +13,6 @@ template <> struct Window<__nv_bfloat16> {
     static constexpr int BEGIN = 60, MOST = 60, OVERFLOW = 118, TIMES = 2, RISE = 1, KEEPS = 1;
 };
 
-// An offset below all scores, of which no difference is a NaN.
-constexpr float LOWEST = -3.402823466e38f;
-
 __device__ __forceinline__ constexpr int power_bits(int exponent) { return (127 + exponent) << 23; }
 __device__ __forceinline__ float power(int exponent) { return __int_as_float(power_bits(exponent)); }
 
@@ -42,6 +39,7 @@ template <typename T, typename P, typename J> __device__ __forceinline__ void wr
 
 template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     using W = Window<T>;
+    static constexpr bool IN_PARTS = true;
     static constexpr int KEYS = P::KEYS, SCORES = KEYS / 2;
     // An exact tile's offset rises with the largest score once that is so many powers of two above it.
     static constexpr int SLACK = W::BEGIN + W::MOST - 4;
@@ -52,20 +50,15 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     const float scale_log2;
     const unsigned thread_ids;
     int rises = 0;  // as the window counts them; from 2 on, tiles are exact, until as many did not rise
-    // The next tile alone is exact; and how a job begins: where scores fall along the keys, its second tile rises, and no other.
-    static constexpr int ONCE = 100, BEGINS = 1 - W::RISE;
+    // A rise of a job's second tile doesn't count: that follows where scores fall along the keys.
+    static constexpr int BEGINS = 1 - W::RISE;
 
     __device__ __forceinline__ LazySoftmax(float scale, unsigned thread_ids) : scale_log2(scale * LOG2_E), thread_ids(thread_ids) {}
 
-    // Masks the keys of a tile behind the `last` one that the job's first query sees. Rows behind the last query see some keys
-    // that aren't there: nobody stores these rows.
-    __device__ __forceinline__ void mask(Scores<P, CAUSAL>& scores, int last) const {
-        const unsigned thread = reload_thread(thread_ids), lane = thread % 32, warp = thread / 32;
-#pragma unroll
-        for (int n = 0; n < SCORES; ++n) {
-            const int key = n / 4 * 8 + lane % 4 * 2 + n % 2, row = 16 * warp + lane / 4 + n / 2 % 2 * 8;
-            if (key > last + (CAUSAL ? row : 0)) scores.s[n] = -infinity();
-        }
+    __device__ __forceinline__ bool mask(Scores<P, CAUSAL>& scores, int diagonal) const {
+        const bool masked = KEYS * (scores.tile + 1) > scores.unmasked(diagonal);
+        if (masked) scores.mask(diagonal, reload_thread(thread_ids));
+        return masked;
     }
     // Offsets by the largest scores, and probabilities; of the last LATE scores the exponents alone. Whether a row rose.
     template <int LATE> __device__ __forceinline__ bool find_offsets(RowState& rows, float (&s)[SCORES]) const {
@@ -98,27 +91,27 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         if (never(scale_log2, LATE)) asm volatile("trap;");
     }
     // A job's first tile.
-    __device__ __forceinline__ bool begin(RowState& rows, Scores<P, CAUSAL>& scores, int last) {
-        if (last < KEYS - 1) mask(scores, last);
-        rows.offset[0] = rows.offset[1] = LOWEST;
+    template <typename Recompute>
+    __device__ __forceinline__ bool operator()(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, bool, const Recompute&) {
+        mask(scores, diagonal);
+        rows.offset[0] = rows.offset[1] = -infinity();
         find_offsets<0>(rows, scores.s);
         // Scores 40 nats below the largest, of four in each of eight threads: they will rise far, too.
         const bool far = fmaxf(fmaxf(scores.s[0], scores.s[1]), fmaxf(scores.s[2], scores.s[3])) < power(-60);
-        rises = CAUSAL && last < 0 ? ONCE : W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : BEGINS;
+        rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : BEGINS;
         return false;
     }
-    // Any other tile: `mask` it, `release` K, `wait` for the product before, `rescale` O, `pack` probabilities or rescale them as bf16.
-    template <typename Mask, typename Release, typename Wait, typename Rescale, typename Pack, typename RescalePacked,
-              typename Recompute>
-    __device__ __forceinline__ void in_parts(RowState& rows, Scores<P, CAUSAL>& scores, const Mask& mask, const Release& release,
+    // Any other tile: `release` K, `wait` for the product before, `rescale` O, `pack` probabilities or rescale them as bf16.
+    template <typename Release, typename Wait, typename Rescale, typename Pack, typename RescalePacked, typename Recompute>
+    __device__ __forceinline__ void in_parts(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, const Release& release,
                                              const Wait& wait, const Rescale& rescale, const Pack& pack,
                                              const RescalePacked& rescale_packed, const Recompute& recompute) {
         auto& s = scores.s;
-        mask();
+        const bool masked = mask(scores, diagonal);
         if (rises >= 2) {
             const bool rose = find_offsets<EXACT>(rows, s);
             release();
-            rises = rises == ONCE ? BEGINS : rose ? max(rises, W::RISE) : rises == 2 ? 0 : rises - 1;
+            rises = rose ? max(rises, W::RISE) : rises == 2 ? 0 : rises - 1;
             if (rose) {
                 wait();
                 rescale();
@@ -160,7 +153,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         const bool far = __any_sync(~0u, max(largest[0], largest[1]) >= power_bits(W::OVERFLOW));
         if (far) {
             recompute();
-            mask();
+            if (masked) scores.mask(diagonal, reload_thread(thread_ids));
             find_offsets<0>(rows, s);
             rises = max(rises, 2);
         } else {

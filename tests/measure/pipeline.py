@@ -39,7 +39,7 @@ class Plan:
     section: int = 1
     grid: int = 1
     cta: int = 0
-    last_first: bool = False
+    whole_first: bool = False
 
     @property
     def passes_per_head(self) -> int:
@@ -89,8 +89,8 @@ class Plan:
 
     def order(self, first: int, last: int) -> list[int]:
         """The tiles of a pass, in the order in which they are loaded."""
-        begin = self.tiles(max(first, 0)) - 1 if self.last_first else 0
-        return in_order(self.pass_tiles(first, last), begin)
+        seen = self.earlier + 64 * max(first, 0) + 1 if self.causal else self.earlier + 64 * self.blocks
+        return in_order(self.pass_tiles(first, last), seen // self.keys - 1 if self.whole_first else 0)
 
     def users(self, tile: int, first: int, last: int) -> int:
         """The number of blocks of a pass that see a tile."""
@@ -438,7 +438,8 @@ class Pass:
 
     def order(self, plan: Plan) -> list[int]:
         """The tiles of the pass, in the order in which they are loaded."""
-        return in_order(self.tiles(self.last, plan), self.tiles(self.begin, plan) - 1)
+        seen = self.keys - self.queries + (0 if self.member < 0 else 64 * self.begin) + 1 if plan.causal else self.keys
+        return in_order(self.tiles(self.last, plan), max(seen // plan.keys - 1, 0))
 
     def users(self, tile: int, plan: Plan) -> int:
         """The number of blocks of the pass that see a tile."""

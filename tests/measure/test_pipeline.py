@@ -23,7 +23,7 @@ PLANS = sorted(
 def drawn(plan: tuple, seed: int) -> Cta:
     """A CTA for a problem of a few heads, with random delays of its tiles."""
     some = random.Random(seed)
-    keys, stages, consumers, ping_pong, jobs_per_pass, buffers, last_first, *masks = plan
+    keys, stages, consumers, ping_pong, jobs_per_pass, buffers, whole_first, *masks = plan
     causal = some.choice(masks) == ladder.MASKS[True]
     # If a consumer has several jobs of a pass, all tiles of a head must fit in the ring.
     blocks = some.randint(1, jobs_per_pass if jobs_per_pass > consumers else 14)
@@ -33,7 +33,7 @@ def drawn(plan: tuple, seed: int) -> Cta:
     section = some.randint(1, heads)
     axes = (buffers, causal, blocks, heads, earlier, section, grid)
     problem = Plan(keys, stages, consumers, bool(ping_pong), jobs_per_pass, *axes)
-    return Cta(replace(problem, cta=some.randrange(grid), last_first=last_first), some, some.choice((3, 40, 150)))
+    return Cta(replace(problem, cta=some.randrange(grid), whole_first=whole_first), some, some.choice((3, 40, 150)))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: " ".join(map(str, plan)))
@@ -122,7 +122,9 @@ def test_a_block_has_the_tiles_that_its_queries_see(plan):
                 seen[block] = max(ceil((min(last, keys - 1) + 1) / plan.keys), 1)
                 # For the last block, the mask also counts rows beyond the end.
                 assert seen[block] <= one.tiles(block, plan) <= max(ceil(keys / plan.keys), 1)
-            for tile in range(one.tiles(one.last, plan)):
+            whole = (keys - queries + 64 * one.begin + 1 if plan.causal else keys) // plan.keys
+            for place, tile in enumerate(one.order(plan)):
+                assert tile == place or max(tile, place) < whole  # a consumer, which knows the place, masks neither
                 blocks = [block for block in seen if one.tiles(block, plan) > tile]
                 assert blocks == list(range(one.last + 1 - one.users(tile, plan), one.last + 1))
 
