@@ -83,12 +83,14 @@ __device__ __forceinline__ int rank(int tiles) {
 
 // One CTA.
 template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule* schedule, Dealing dealing) {
+    constexpr int PARTS = CAUSAL ? 1 : 2;
     __shared__ int begins[DEALERS], sums[32];  // where the passes of a rank begin
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     launch_next();
     Pass* const passes = reinterpret_cast<Pass*>(schedule + 1);
-    // One of the sequences, and how many passes it has; none for a number that is no sequence's.
-    const auto read = [&](int sequence, Pass& pass) {
+    // One of the sequences, and how many passes it has; none for a number that is no sequence's. Without the mask an incomplete
+    // pass takes less time than others: it is a `part` of its own.
+    const auto read = [&](int sequence, int part, Pass& pass) {
         pass.queries = 0;
         if (sequence < dealing.sequences) {
             pass.queries = dealing.queries.of(sequence, pass.query_end);
@@ -99,17 +101,23 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
         if (!pass.queries) return 0;
         const bool joined = pass.queries <= 64 && dealing.sharing > 1;
         const int blocks = joined ? dealing.sharing : (pass.queries + 63) / 64;
+        const int whole = blocks / dealing.pass_blocks, rest = blocks - whole * dealing.pass_blocks;
         pass.member = joined ? -1 : 0;
-        pass.last_block = blocks;
-        return (blocks + dealing.pass_blocks - 1) / dealing.pass_blocks * (joined ? 1 : dealing.sharing);
+        pass.first_block = part ? blocks - rest : 0;
+        pass.last_block = CAUSAL || part ? blocks : blocks - rest;
+        return (part ? rest > 0 : whole + (CAUSAL && rest)) * (joined ? 1 : dealing.sharing);
     };
-    const auto rank_of = [&](const Pass& pass) { return rank((pass.keys + dealing.tile_keys - 1) / dealing.tile_keys); };
+    // By the time that a pass takes: a block alone takes about half of what a whole pass does.
+    const auto rank_of = [&](const Pass& pass) {
+        const int tiles = (pass.keys + dealing.tile_keys - 1) / dealing.tile_keys;
+        return rank(tiles * (1 + min(pass.last_block - pass.first_block, dealing.pass_blocks)) / (1 + dealing.pass_blocks));
+    };
     begins[threadIdx.x] = 0;
     __syncthreads();
     const unsigned own = lane * 32 + warp;  // so that few sequences are all warps' work
-    for (int sequence = own; sequence < dealing.sequences; sequence += DEALERS) {
+    for (int sequence = own; sequence < PARTS * dealing.sequences; sequence += DEALERS) {
         Pass pass;
-        if (const int count = read(sequence, pass)) atomicAdd(&begins[rank_of(pass)], count);
+        if (const int count = read(sequence / PARTS, sequence % PARTS, pass)) atomicAdd(&begins[rank_of(pass)], count);
     }
     __syncthreads();
     const int count = begins[threadIdx.x];
@@ -127,9 +135,9 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
         schedule->taken = dealing.ctas;  // each has one to begin with
     }
     __syncthreads();
-    for (int first = 0; first < dealing.sequences; first += DEALERS) {
+    for (int first = 0; first < PARTS * dealing.sequences; first += DEALERS) {
         Pass pass = {};
-        const int own_count = read(first + own, pass);
+        const int own_count = read((first + own) / PARTS, (first + own) % PARTS, pass);
         const int begin = own_count ? atomicAdd(&begins[rank_of(pass)], own_count) : 0;
         for (unsigned having = __ballot_sync(~0u, own_count); having; having &= having - 1) {
             const int of = __ffs(having) - 1;
@@ -143,9 +151,11 @@ template <bool CAUSAL> __global__ void __launch_bounds__(DEALERS) deal(Schedule*
             for (int i = lane; i < its && at + i < dealing.room; i += 32) {
                 const int group = i / members;
                 if (listed.member >= 0) listed.member = i - group * members;
-                listed.first_block = CAUSAL ? blocks - (group + 1) * dealing.pass_blocks : group * dealing.pass_blocks;
-                listed.last_block = min(listed.first_block + dealing.pass_blocks, blocks) - 1;
-                passes[at + i] = listed;
+                Pass& to = passes[at + i];
+                to = listed;
+                to.first_block = CAUSAL ? blocks - (group + 1) * dealing.pass_blocks
+                                        : listed.first_block + group * dealing.pass_blocks;
+                to.last_block = min(to.first_block + dealing.pass_blocks, blocks) - 1;
             }
         }
     }
@@ -208,16 +218,17 @@ template <typename P, bool CAUSAL> struct Dealer {
         wait_for_previous();
         passes = __ldcg(&problem.schedule->passes);
     }
-    // Without the mask all passes of a sequence are as long: the heads of K and V follow each other, so that few of them are in use
-    // at once.
+    // Without the mask all passes of a part are as long: the heads of K and V follow each other, so that few of them are in use at
+    // once.
     __device__ __forceinline__ void order_by_heads(Pass& pass, int index) const {
         const unsigned number = index - pass.sequence_begin * problem.kv_heads.by, own = number % pass.sequence_passes;
         const bool joined = pass.member < 0;
         const unsigned members = joined ? 1 : problem.sharing;
         pass.kv_head = number / pass.sequence_passes;
         if (!joined) pass.member = own % members;
+        if (pass.blocks() < P::CONSUMERS) return;  // the one of its head
         pass.first_block = own / members * P::CONSUMERS;
-        pass.last_block = min(pass.first_block + P::CONSUMERS, joined ? problem.sharing : (pass.queries + 63) / 64) - 1;
+        pass.last_block = pass.first_block + P::CONSUMERS - 1;
     }
     __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
     // Takes passes until there are so many, and goes on until each consumer has a job.

@@ -453,17 +453,24 @@ class Pass:
 
 
 def listed(lengths: list[tuple[int, int]], plan: Plan, sharing: int) -> list[Pass]:
-    """The passes of sequences with these lengths (queries, keys), those with most tiles first."""
-    passes = []
-    for sequence, (queries, keys) in sorted(enumerate(lengths), key=lambda its: -ceil(its[1][1] / plan.keys)):
+    """The passes of sequences with these lengths (queries, keys), those that take longest first."""
+    parts = []
+    for sequence, (queries, keys) in enumerate(lengths):
         joined = queries <= 64 and sharing > 1
         blocks = sharing if joined else ceil(queries / 64)
-        for group in range(ceil(blocks / plan.jobs_per_pass) if queries else 0):
-            first = blocks - (group + 1) * plan.jobs_per_pass if plan.causal else group * plan.jobs_per_pass
-            last = min(first + plan.jobs_per_pass, blocks) - 1
-            members = (-1,) if joined else range(sharing)
-            passes += [Pass(sequence, queries, keys, first, last, member) for member in members]
-    return passes
+        members = (-1,) if joined else range(sharing)
+        firsts = range(blocks - plan.jobs_per_pass, -plan.jobs_per_pass, -plan.jobs_per_pass)
+        firsts = firsts if plan.causal else range(0, blocks, plan.jobs_per_pass)
+        made = [
+            Pass(sequence, queries, keys, first, min(first + plan.jobs_per_pass, blocks) - 1, member)
+            for first in (firsts if queries else ())
+            for member in members
+        ]
+        incomplete = [] if plan.causal else [one for one in made if one.blocks < plan.jobs_per_pass]
+        most = 1 + min(blocks, plan.jobs_per_pass)
+        parts.append((most * ceil(keys / plan.keys), [one for one in made if one not in incomplete]))
+        parts.append(((1 + blocks % plan.jobs_per_pass) * ceil(keys / plan.keys), incomplete))
+    return [one for _, part in sorted(parts, key=lambda its: -its[0]) for one in part]
 
 
 @dataclass
@@ -490,9 +497,16 @@ class RaggedCta(Cta):
         self.pass_full = [Barrier(1) for _ in self.slot]
         self.pass_empty = [Barrier(self.plan.consumers) for _ in self.slot]
         self.order = [(one, head) for one in self.passes for head in range(self.kv_heads)]
-        if not self.plan.causal:  # a sequence's heads follow each other
-            place = {one.sequence: number for number, one in enumerate(self.passes)}
-            self.order.sort(key=lambda its: (place[its[0].sequence], its[1]))
+        if not self.plan.causal:  # the heads of a part follow each other
+            part = [(one.sequence, one.blocks < self.plan.jobs_per_pass) for one in self.passes]
+            place = {key: number for number, key in enumerate(part)}
+            self.order = [
+                (one, head)
+                for key in sorted(place, key=place.__getitem__)
+                for head in range(self.kv_heads)
+                for one, own in zip(self.passes, part, strict=True)
+                if own == key
+            ]
 
     def _deal(self, least: int) -> Agent:
         while self.dealt < least or (self.open and self.dealt < self.round + self.slots):
