@@ -287,7 +287,31 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
 };
 
+// What one elected thread of a warp does; all lanes have the same arguments, so that these are in uniform registers.
+__device__ __forceinline__ void expect_for_warp(unsigned barrier, int bytes) {
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
+                 "}" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void load_rows_for_warp(unsigned to, const TensorMap& map, int column, int row, int head, int end,
+                                                   unsigned barrier) {
+    asm volatile(
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "@one cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];\n"
+        "}" ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
+}
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+// The compiler would compute the address of a parameter again and again, by 10 dependent instructions.
+__device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
+    const unsigned long long at = reinterpret_cast<unsigned long long>(&map);
+    const unsigned low = __shfl_sync(~0u, static_cast<unsigned>(at), 0);
+    const unsigned high = __shfl_sync(~0u, static_cast<unsigned>(at >> 32), 0);
+    return *reinterpret_cast<const TensorMap*>(static_cast<unsigned long long>(high) << 32 | low);
+}
 
 // With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their
 // number, and looks up that of the next tile while V waits for its stage. That is also when lane 0 takes the next pass.
@@ -295,8 +319,8 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
                                            const TensorMap& v) {
-    constexpr int BOXES = P::KEYS / BOX, AT_ONCE = BOXES < 4 ? BOXES : 4;
-    static_assert(BOXES <= 32 && BOXES % AT_ONCE == 0, "a lane has one box");
+    constexpr int BOXES = P::KEYS / BOX;
+    static_assert(BOXES <= 32, "a lane has one box");
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty), ring = shared_address(smem.ring);
     const int lane = threadIdx.x, top = lane % BOXES * BOX;
     Dealer<P, CAUSAL> dealer(smem, problem, v);
@@ -323,28 +347,19 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
             const int end = problem.page.remainder(key) + rows;
             const int first = CAUSAL && tile ? (P::KEYS * tile - pass.earlier()) >> 6 : 0;
             const int users = uniform(pass.last_block + 1 - max(max(pass.first_block, first), 0));
-            const auto load = [&](const TensorMap& map, int i, int end) {
+            const auto load = [&](const TensorMap& parameter, int i, int end) {
+                const TensorMap& map = once(parameter);
                 const unsigned barrier = 8 * (2 * state.index() + i);
                 const unsigned to = ring + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES;
                 wait(empty + barrier, state.phase() ^ 1);
-                if (lane == 0) arrive_expecting(full + barrier, P::TILE_BYTES);
-                __syncwarp();
+                expect_for_warp(full + barrier, P::TILE_BYTES);
 #pragma unroll
-                for (int begin = 0; begin < BOXES; begin += AT_ONCE) {
-                    int its_row[AT_ONCE], its_end[AT_ONCE];
+                for (int box = 0; box < BOXES; ++box) {
+                    const int from = MAP_ROWS - __shfl_sync(~0u, rows, box), its_end = __shfl_sync(~0u, end, box);
 #pragma unroll
-                    for (int box = 0; box < AT_ONCE; ++box)
-                        its_row[box] = __shfl_sync(~0u, MAP_ROWS - rows, begin + box),
-                        its_end[box] = __shfl_sync(~0u, end, begin + box);
-                    if (elected()) {
-#pragma unroll
-                        for (int box = 0; box < AT_ONCE; ++box)
-#pragma unroll
-                            for (int c = 0; c < P::COLUMNS; ++c)
-                                load_rows(to + (c * P::KEYS + (begin + box) * BOX) * 128, map, 64 * c, its_row[box], kv_head,
-                                          its_end[box], full + barrier);
-                    }
-                    __syncwarp();
+                    for (int c = 0; c < P::COLUMNS; ++c)
+                        load_rows_for_warp(to + (c * P::KEYS + box * BOX) * 128, map, 64 * c, from, kv_head, its_end,
+                                           full + barrier);
                 }
                 if (users < P::JOBS_PER_PASS && lane == 0) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
             };
