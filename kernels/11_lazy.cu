@@ -12,8 +12,9 @@
 //         probabilities: one wgmma of 72 columns at D = 64 and of 136 at D = 128. At D = 256 registers add them.
 // Gained  1.15x over rung 8 at (32, 8, 512, 64) in trials on H200s, 37.8 us, where 1.17x and 37.5 us were expected: 1.28x
 //         over cuDNN on normal values, 1.235x where scores rise by 24 nats. NOTES.md has other shapes and trials.
-// Limits  where scores rise again and again, the lead over flash-attn-4 at D = 128 shrinks to 0 to 5 %. Where a few keys share a
-//         row, as at SD 3, the RMS error is up to 1.14 times cuDNN's, whose largest probability is 1 and has no rounding.
+// Limits  where large scores come in any order, as at SD 60 and with Student's t, the lead over flash-attn-4 shrinks to 2 to 7 % at
+//         D = 128, and to nothing at (32, 8, 8192, 64). Under the mask calls of 20 to 70 us take up to 3 % longer than if all passes
+//         began with tile 0. Where a few keys share a row, as at SD 3, the RMS error is up to 1.14 times cuDNN's, whose largest probability is 1 and has no rounding.
 #include "lazy.cuh"
 
 // q, k, v, o: maps of (batch, heads, rows, D), with any strides; with one of LogSums, log-sum-exps are written too

@@ -205,6 +205,7 @@ __device__ __forceinline__ void store_rows(const RaggedProblem&, const TensorMap
 // What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, and hands them to the other warps.
 template <typename P, bool CAUSAL> struct Dealer {
     static constexpr int UNROLLED = 1;
+    static constexpr bool WHOLE_FIRST = true;
     RaggedStorage<P>& smem;
     const RaggedProblem& problem;
     const TensorMap* const values;

@@ -10,11 +10,11 @@
 //         16 keys.
 // Gained  over 32 caches of 129,000 keys together, lengths log-uniform, 32 heads on 8 at D = 128, in a trial: one query 133 us, 201 in
 //         rung 12; 16 queries 145 us, 171 in rung 12. Over evenly drawn lengths one query 256 for 292, but 16 queries 280 for 278.
-// Limits  16 queries in pages of 16 keys took 12 to 14 % longer than without pages while one warp brought K and V, each lane a box;
-//         today's boxes are not timed yet (NOTES.md). Each CTA reads all lengths, 32 at a time: with thousands of sequences that
-//         takes longer than 3 us. Other lengths in a batch split a sequence elsewhere, so that its bits may differ. Results are
-//         always merged through the workspace: one short cache takes about 2 us longer than in rung 12's clusters. From 64 rows
-//         on, sequences or pages of K and V have to be whole rows apart.
+//         Pages of 16 keys take 1 to 2 % longer than none.
+// Limits  each CTA reads all lengths, 32 at a time: with thousands of sequences that takes longer than 3 us. Other lengths in a batch
+//         split a sequence elsewhere, so that its bits may differ. Results are always merged through the workspace: one short cache
+//         takes about 2 us longer than in rung 12's clusters. From 64 rows on, sequences or pages of K and V have to be whole rows
+//         apart.
 #include "12_few.cu"
 #include "rows.cuh"
 

@@ -70,9 +70,6 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
 struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
     static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256, LSE = LSE_;
-    // A pass begins with the last tile that all its queries see whole: then the largest score rises seldom where scores rise along
-    // the keys, and where they fall.
-    static constexpr bool WHOLE_FIRST = ROUNDED;
     // Memories of Q that a consumer has. With one, a job ends before the next one's Q is loaded.
     static constexpr int BUFFERS = D < 256 ? 2 : 1;
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
@@ -201,6 +198,9 @@ template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int co
 // passes of each first.
 template <typename P, bool CAUSAL> struct TileScheduler {
     static constexpr int UNROLLED = CAUSAL ? 1 : 2;  // loads of a tile: under the mask, registers don't last
+    // A pass begins with the last tile that all its queries see whole: then the largest score rises seldom where scores rise along
+    // the keys, and where they fall. Under the mask at D = 256 that gains nothing.
+    static constexpr bool WHOLE_FIRST = P::ROUNDED && !(CAUSAL && P::D == 256);
     Problem problem;
     int heads, blocks, passes_per_head, passes;
     __device__ __forceinline__ TileScheduler(const Problem& problem)
@@ -266,7 +266,7 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     // The tile with which a pass begins.
     __device__ __forceinline__ int first_tile(int first_block) const {
         const int seen = CAUSAL ? problem.last_key + first_row(max(first_block, 0)) + 1 : problem.keys;
-        return P::WHOLE_FIRST ? max(seen / P::KEYS - 1, 0) : 0;
+        return WHOLE_FIRST ? max(seen / P::KEYS - 1, 0) : 0;
     }
     // The tiles that a block sees.
     __device__ __forceinline__ int block_tiles(int block) const {
@@ -339,7 +339,7 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
         const int first = scheduler.first_tile(first_block);
 #pragma unroll 1
         for (int place = 0; place < tiles; ++place) {
-            const int tile = P::WHOLE_FIRST ? tile_at(place, first) : place;
+            const int tile = Scheduler::WHOLE_FIRST ? tile_at(place, first) : place;
             const int users = last_block + 1 - scheduler.first_user(tile, first_block);
 #pragma unroll(Scheduler::UNROLLED)
             for (int i = 0; i < 2; ++i) {
