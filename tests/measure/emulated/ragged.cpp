@@ -78,6 +78,6 @@ int main(int count, char** words) {
     CASE(128, false, 128, 2, 2, 1, 0) CASE(128, false, 128, 2, 2, 1, 16) CASE(128, false, 128, 2, 2, 1, 128)
     CASE(128, true, 64, 3, 3, 0, 0) CASE(128, true, 64, 3, 3, 0, 64)
     CASE(128, true, 128, 2, 2, 1, 0) CASE(128, true, 128, 2, 2, 1, 16) CASE(128, true, 128, 2, 2, 1, 128)
-    CASE(64, true, 128, 5, 3, 1, 0) CASE(64, true, 128, 5, 3, 1, 16) CASE(64, true, 128, 5, 3, 1, 64)
+    CASE(64, false, 128, 5, 3, 1, 0) CASE(64, true, 128, 5, 3, 1, 0) CASE(64, true, 128, 5, 3, 1, 16) CASE(64, true, 128, 5, 3, 1, 64)
     return 4;
 }
