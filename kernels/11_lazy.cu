@@ -1,6 +1,7 @@
 // Rung 11: O rescaled only where probabilities would overflow; sums of rows as one more column of V.
 //
-// Does    a job's first tile has its exact maximum. After it scores become probabilities relative to the offset at hand,
+// Does    a job begins with the last tile that all queries of its pass see whole, and goes on with the first: where scores rise along
+//         the keys, or fall, the largest one rises seldom. The first tile has its exact maximum. After it scores become probabilities relative to the offset at hand,
 //         as floats, whose range of 2^127 holds what fp16's of 2^16 doesn't. Whether one rose above 2^15 (2^60 for bf16),
 //         the largest of their bits tells, three integers an instruction, and one vote of the warp: no shuffles, and no
 //         exponential waits. Only then are the tile and O multiplied by a power of two, so that the largest probability is

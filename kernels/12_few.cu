@@ -349,8 +349,9 @@ __device__ __forceinline__ void attend_part(const T* q, const T* k, const T* v, 
             if constexpr (R::MOVES_REGISTERS) give_registers<R::PRODUCER_REGISTERS>();
             launch_next();
             if constexpr (BY_MAPS) {
-                if (warp == R::CONSUMERS)
-                    problem.template load<R, KEYS, D>(shared_address(ring), full, empty, batch, kv_head, begin, end, tiles);
+                const int loader = __shfl_sync(~0u, warp - R::CONSUMERS, 0);  // uniform: saves registers
+                if (loader < 2)
+                    problem.template load<R, KEYS, D>(shared_address(ring), full, empty, loader, batch, kv_head, begin, end, tiles);
                 return;
             }
             const auto publish = [&](int piece) {  // all lanes' copies of it have come

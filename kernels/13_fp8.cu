@@ -38,7 +38,7 @@ constexpr int LARGEST = 8;
 // products have half of its columns each, and the one is added to O while the other still runs.
 template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int SPLIT_> struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
-    static constexpr bool PING_PONG = PING_PONG_;
+    static constexpr bool PING_PONG = PING_PONG_, WHOLE_FIRST = false;
     static constexpr int COLUMNS = D / (1 + SPLIT_), DEPTH = KEYS > 128 ? KEYS / 2 : KEYS;  // of V in a product
     static constexpr int PRODUCTS = D / COLUMNS * (KEYS / DEPTH);
     static constexpr int TRANSPOSERS = 2;

@@ -31,6 +31,11 @@ struct alignas(16) Pass {
     __device__ __forceinline__ int blocks() const { return last_block + 1 - max(first_block, 0); }
     // The key behind the last one that the first query sees, and that of the first block.
     __device__ __forceinline__ int earlier() const { return member < 0 ? keys : keys - queries; }
+    // The tile with which the pass begins (jobs.cuh).
+    template <typename P, bool CAUSAL> __device__ __forceinline__ int first_tile() const {
+        const int seen = CAUSAL ? keys - queries + (member < 0 ? 0 : 64 * max(first_block, 0)) + 1 : keys;
+        return max(seen / P::KEYS - 1, 0);
+    }
     // The tiles that a block sees, at least one: without keys it is masked.
     template <typename P, bool CAUSAL> __device__ __forceinline__ int tiles(int block) const {
         return max(((CAUSAL ? min(keys, earlier() + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS, 1);
@@ -253,6 +258,9 @@ template <typename P, bool CAUSAL> struct Dealer {
     __device__ __forceinline__ int pass_tiles(int, int last_block) const {
         return smem.passes[round % SLOTS<P>].template tiles<P, CAUSAL>(last_block);
     }
+    __device__ __forceinline__ int first_tile(int) const {
+        return smem.passes[round % SLOTS<P>].template first_tile<P, CAUSAL>();
+    }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
     __device__ __forceinline__ int first_user(int tile, int first_block) const {
         const int first = max(first_block, 0);
@@ -263,36 +271,12 @@ template <typename P, bool CAUSAL> struct Dealer {
         load_rows(to, map, column, MAP_ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
     }
     // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
-    __device__ __forceinline__ void look_ahead(int tile, int tiles) {
-        if (tile == max(tiles - 3, 0)) deal(round + 2);
+    __device__ __forceinline__ void look_ahead(int place, int tiles) {
+        if (place == max(tiles - 3, 0)) deal(round + 2);
     }
 };
 
-// What one elected thread of a warp does; all lanes have the same arguments, so that these are in uniform registers.
-__device__ __forceinline__ void expect_for_warp(unsigned barrier, int bytes) {
-    asm volatile("{\n"
-                 ".reg .pred one;\n"
-                 "elect.sync _|one, 0xffffffff;\n"
-                 "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n"
-                 "}" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void load_rows_for_warp(unsigned to, const TensorMap& map, int column, int row, int head, int end,
-                                                   unsigned barrier) {
-    asm volatile(
-        "{\n"
-        ".reg .pred one;\n"
-        "elect.sync _|one, 0xffffffff;\n"
-        "@one cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];\n"
-        "}" ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
-}
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-// The compiler would compute the address of a parameter again and again, by 10 dependent instructions.
-__device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
-    const unsigned long long at = reinterpret_cast<unsigned long long>(&map);
-    const unsigned low = __shfl_sync(~0u, static_cast<unsigned>(at), 0);
-    const unsigned high = __shfl_sync(~0u, static_cast<unsigned>(at >> 32), 0);
-    return *reinterpret_cast<const TensorMap*>(static_cast<unsigned long long>(high) << 32 | low);
-}
 
 // With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their
 // number, and looks up that of the next tile while V waits for its stage. That is also when lane 0 takes the next pass.
@@ -300,8 +284,8 @@ __device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
                                            const TensorMap& v) {
-    constexpr int BOXES = P::KEYS / BOX;
-    static_assert(BOXES <= 32, "a lane has one box");
+    constexpr int BOXES = P::KEYS / BOX, AT_ONCE = BOXES < 4 ? BOXES : 4;
+    static_assert(BOXES <= 32 && BOXES % AT_ONCE == 0, "a lane has one box");
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty), ring = shared_address(smem.ring);
     const int lane = threadIdx.x, top = lane % BOXES * BOX;
     Dealer<P, CAUSAL> dealer(smem, problem, v);
@@ -309,7 +293,8 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     int next = 0;  // the lane's page of the next tile
     const auto look_up = [&](const int* row, int key, int keys) { return key < keys ? row[problem.page.quotient(key)] : 0; };
     const auto look_up_first = [&](const Pass& pass) {
-        return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), top, pass.keys);
+        const int key = P::KEYS * pass.template first_tile<P, CAUSAL>() + top;
+        return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), key, pass.keys);
     };
 #pragma unroll 1
     for (int round = 0;; ++round) {
@@ -320,36 +305,47 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
         if (kv_head < 0) break;
         if (round == 0) next = look_up_first(pass);
         const int keys = uniform(pass.keys), tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
+        const int its_first = uniform(pass.template first_tile<P, CAUSAL>());
 #pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
+        for (int place = 0; place < tiles; ++place) {
+            const int tile = tile_at(place, its_first), key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
             const int end = problem.page.remainder(key) + rows;
             const int first = CAUSAL && tile ? (P::KEYS * tile - pass.earlier()) >> 6 : 0;
             const int users = uniform(pass.last_block + 1 - max(max(pass.first_block, first), 0));
-            const auto load = [&](const TensorMap& parameter, int i, int end) {
-                const TensorMap& map = once(parameter);
+            const auto load = [&](const TensorMap& map, int i, int end) {
                 const unsigned barrier = 8 * (2 * state.index() + i);
                 const unsigned to = ring + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES;
                 wait(empty + barrier, state.phase() ^ 1);
-                expect_for_warp(full + barrier, P::TILE_BYTES);
+                if (lane == 0) arrive_expecting(full + barrier, P::TILE_BYTES);
+                __syncwarp();
 #pragma unroll
-                for (int box = 0; box < BOXES; ++box) {
-                    const int from = MAP_ROWS - __shfl_sync(~0u, rows, box), its_end = __shfl_sync(~0u, end, box);
+                for (int begin = 0; begin < BOXES; begin += AT_ONCE) {
+                    int its_row[AT_ONCE], its_end[AT_ONCE];
 #pragma unroll
-                    for (int c = 0; c < P::COLUMNS; ++c)
-                        load_rows_for_warp(to + (c * P::KEYS + box * BOX) * 128, map, 64 * c, from, kv_head, its_end,
-                                           full + barrier);
+                    for (int box = 0; box < AT_ONCE; ++box)
+                        its_row[box] = __shfl_sync(~0u, MAP_ROWS - rows, begin + box),
+                        its_end[box] = __shfl_sync(~0u, end, begin + box);
+                    if (elected()) {
+#pragma unroll
+                        for (int box = 0; box < AT_ONCE; ++box)
+#pragma unroll
+                            for (int c = 0; c < P::COLUMNS; ++c)
+                                load_rows(to + (c * P::KEYS + (begin + box) * BOX) * 128, map, 64 * c, its_row[box], kv_head,
+                                          its_end[box], full + barrier);
+                    }
+                    __syncwarp();
                 }
                 if (users < P::JOBS_PER_PASS && lane == 0) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
             };
             load(k, 0, page * problem.key_step + end);
             if (lane == 0) {
-                if (tile == 0) begin_pass<P>(smem, state, round);
-                dealer.look_ahead(tile, tiles);
+                if (place == 0) begin_pass<P>(smem, state, round);
+                dealer.look_ahead(place, tiles);
             }
             __syncwarp();
-            next = tile + 1 < tiles ? look_up(problem.table + (pass.key_end - keys), key + P::KEYS, keys)
-                                    : look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
+            next = place + 1 == tiles ? look_up_first(smem.passes[(round + 1) % SLOTS<P>])
+                                      : look_up(problem.table + (pass.key_end - keys),
+                                                P::KEYS * tile_at(place + 1, its_first) + top, keys);
             load(v, 1, page * problem.value_step + end);
             state.advance();
         }

@@ -6,13 +6,15 @@
 //         them in the order of the parts. The host doesn't know the lengths: it launches as many CTAs as there can be parts, so
 //         that a graph may be replayed with other lengths. The same lengths give the same bits. A page has a multiple of 16 keys.
 //         A row of `block_table` has the page numbers of a sequence; without a table a sequence is one page. From 64 rows on, one
-//         warp brings K and V by TMA, each lane a box in one page. With fewer rows, each lane looks up the page of 16 keys.
+//         warp brings K by TMA, and another one V, in boxes that are in one page. With fewer rows, each lane looks up the page of
+//         16 keys.
 // Gained  over 32 caches of 129,000 keys together, lengths log-uniform, 32 heads on 8 at D = 128, in a trial: one query 133 us, 201 in
 //         rung 12; 16 queries 145 us, 171 in rung 12. Over evenly drawn lengths one query 256 for 292, but 16 queries 280 for 278.
-// Limits  16 queries in pages of 16 keys take 12 to 14 % longer than without pages. Each CTA reads all lengths, 32 at a time: with
-//         thousands of sequences that takes longer than 3 us. Other lengths in a batch split a sequence elsewhere, so that its bits
-//         may differ. Results are always merged through the workspace: one short cache takes about 2 us longer than in rung 12's
-//         clusters. From 64 rows on, sequences or pages of K and V have to be whole rows apart.
+// Limits  16 queries in pages of 16 keys took 12 to 14 % longer than without pages while one warp brought K and V, each lane a box;
+//         today's boxes are not timed yet (NOTES.md). Each CTA reads all lengths, 32 at a time: with thousands of sequences that
+//         takes longer than 3 us. Other lengths in a batch split a sequence elsewhere, so that its bits may differ. Results are
+//         always merged through the workspace: one short cache takes about 2 us longer than in rung 12's clusters. From 64 rows
+//         on, sequences or pages of K and V have to be whole rows apart.
 #include "12_few.cu"
 #include "rows.cuh"
 
@@ -155,35 +157,48 @@ struct Part : Caches {
     }
     __device__ __forceinline__ Apart apart(bool values) const { return values ? Apart{v_page, v.row} : Apart{k_page, k.row}; }
 
-    // One warp loads K and V: each lane a box of 64 columns, which is in one page. A lane holds the page number of one of the next
-    // boxes, and that of one behind these, so that no load waits for the table.
-    template <typename R, int KEYS, int D>
-    __device__ __forceinline__ void load(unsigned ring, unsigned full, unsigned empty, int sequence, int kv_head, int begin, int end,
-                                         int tiles) const {
-        const int lane = threadIdx.x % 32, boxes = KEYS / box, own = lane % boxes, column = lane / boxes, tiles_held = 32 / boxes;
-        const unsigned to = ring + column * KEYS * 128 + own * box * 128;
-        const auto look_up = [&](int tile) {
-            const int key = begin + tile * KEYS + lane * box;
-            return !table ? sequence : key < end ? table[page.quotient(key)] : 0;
-        };
-        int number = look_up(0), next = look_up(tiles_held), slot = 0;
-#pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-            const int its = __shfl_sync(~0u, number, slot * boxes + own), key = begin + tile * KEYS + own * box;
-            const int rows = min(max(end - key, 0), box), last = page.remainder(key) + rows;
+    // Loads the boxes of a piece: COUNT, or a half of these, a quarter and so on. As their number and places in the piece are known
+    // to the compiler, each has uniform registers of its own, and none waits until the one before has read them.
+    template <int COUNT, int KEYS, int D, int N>
+    __device__ __forceinline__ static void load_boxes(int boxes, unsigned to, const TensorMap& map, const int (&row)[N],
+                                                      const int (&last)[N], int kv_head, unsigned barrier) {
+        if constexpr (COUNT > 1)
+            if (boxes < COUNT) return load_boxes<COUNT / 2, KEYS, D>(boxes, to, map, row, last, kv_head, barrier);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int piece = (2 * tile + i) % R::PIECES;
-                wait(empty + 8 * piece, (2 * tile + i) / R::PIECES % 2 ^ 1);
-                if (lane == 0) arrive_expecting(full + 8 * piece, 2 * R::PIECE);
-                __syncwarp();
-                if (column < D / 64) {
-                    const TensorMap& map = i ? *v_map : *k_map;
-                    const int at = its * (i ? v_step : k_step) + last;
-                    load_rows(to + 2 * piece * R::PIECE, map, 64 * column, MAP_ROWS - rows, kv_head, at, full + 8 * piece);
-                }
+        for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+            for (int c = 0; c < D / 64; ++c)
+                load_rows(to + 128 * (c * KEYS + i * KEYS / COUNT), map, 64 * c, row[i], kv_head, last[i], barrier);
+    }
+
+    // One warp loads K, and another one V, in boxes of 64 columns that are in one page. A lane has the place of one of the next 32
+    // boxes, and the page of one behind these, so that no load waits for the table.
+    template <typename R, int KEYS, int D>
+    __device__ __forceinline__ void load(unsigned ring, unsigned full, unsigned empty, bool values, int sequence, int kv_head,
+                                         int begin, int end, int tiles) const {
+        constexpr int STAGES = R::PIECES / 2, MOST = KEYS / 16;
+        const TensorMap& map = values ? *v_map : *k_map;
+        const int step = values ? v_step : k_step, boxes = KEYS / box, tiles_held = 32 / boxes;
+        const auto look_up = [&](int key) { return !table ? sequence : key < end ? table[page.quotient(key)] : 0; };
+        int key = begin + threadIdx.x % 32 * box, next = look_up(key), row = 0, last = 0, slot = tiles_held;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile, ++slot) {
+            if (slot == tiles_held) {
+                const int rows = min(max(end - key, 0), box);
+                slot = 0, row = MAP_ROWS - rows, last = next * step + page.remainder(key) + rows;
+                key += tiles_held * KEYS, next = look_up(key);
             }
-            if (++slot == tiles_held) slot = 0, number = next, next = look_up(tile + 1 + tiles_held);
+            int its_row[MOST], its_last[MOST];
+#pragma unroll
+            for (int i = 0; i < MOST; ++i)
+                its_row[i] = __shfl_sync(~0u, row, slot * boxes + i), its_last[i] = __shfl_sync(~0u, last, slot * boxes + i);
+            const int piece = tile % STAGES * 2 + values;
+            wait(empty + 8 * piece, tile / STAGES % 2 ^ 1);
+            if (elected()) {
+                arrive_expecting(full + 8 * piece, 2 * R::PIECE);
+                load_boxes<MOST, KEYS, D>(boxes, ring + 2 * piece * R::PIECE, map, its_row, its_last, kv_head, full + 8 * piece);
+            }
+            __syncwarp();
         }
     }
 

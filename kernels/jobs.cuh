@@ -70,6 +70,9 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JO
 struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
     static constexpr bool PING_PONG = PING_PONG_, ROUNDED = ROUNDED_, ONES = ROUNDED && D < 256, LSE = LSE_;
+    // A pass begins with the last tile that all its queries see whole: then the largest score rises seldom where scores rise along
+    // the keys, and where they fall.
+    static constexpr bool WHOLE_FIRST = ROUNDED;
     // Memories of Q that a consumer has. With one, a job ends before the next one's Q is loaded.
     static constexpr int BUFFERS = D < 256 ? 2 : 1;
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
@@ -111,6 +114,9 @@ struct Job {
     int round;           // of its pass, counted from 0
     int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
 };
+
+// The tile at a place of a pass that begins with tile `first`, and goes on with the others in their order.
+__device__ __forceinline__ int tile_at(int place, int first) { return place == 0 ? first : place - (place <= first); }
 
 template <typename P, typename J = Job> struct SharedStorage {
     unsigned char query[P::CONSUMERS][P::BUFFERS][P::QUERY_BYTES];  // of a job and of the next; then their O
@@ -257,6 +263,11 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     __device__ __forceinline__ int pass_tiles(int first_block, int last_block) const {
         return first_block > last_block ? 0 : block_tiles(last_block);
     }
+    // The tile with which a pass begins.
+    __device__ __forceinline__ int first_tile(int first_block) const {
+        const int seen = CAUSAL ? problem.last_key + first_row(max(first_block, 0)) + 1 : problem.keys;
+        return P::WHOLE_FIRST ? max(seen / P::KEYS - 1, 0) : 0;
+    }
     // The tiles that a block sees.
     __device__ __forceinline__ int block_tiles(int block) const {
         const int keys = problem.keys;
@@ -271,7 +282,7 @@ template <typename P, bool CAUSAL> struct TileScheduler {
                                               unsigned barrier) const {
         load_box(to, map, column, P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, barrier);
     }
-    // Called when a tile of a pass is under way.
+    // Called when the tile at a place of a pass is under way.
     __device__ __forceinline__ void look_ahead(int, int) const {}
     // Which of a pass's jobs, from the longest on, is scheduled as number `index`: row by row of consumers, to and fro.
     __device__ __forceinline__ static int job_order(int index) {
@@ -325,8 +336,10 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
         int head, first_block, last_block;
         scheduler.work_tile(pass, head, first_block, last_block);
         const int tiles = scheduler.pass_tiles(first_block, last_block), kv_head = scheduler.packed_kv(head);
+        const int first = scheduler.first_tile(first_block);
 #pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
+        for (int place = 0; place < tiles; ++place) {
+            const int tile = P::WHOLE_FIRST ? tile_at(place, first) : place;
             const int users = last_block + 1 - scheduler.first_user(tile, first_block);
 #pragma unroll(Scheduler::UNROLLED)
             for (int i = 0; i < 2; ++i) {
@@ -339,10 +352,10 @@ __device__ __forceinline__ void load_tiles(SharedStorage<P, J>& smem, Scheduler&
                                         64 * c, tile, kv_head, full + barrier);
                 // In place of those that won't come.
                 if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
-                if (skips && tile + i == 0) begin_pass<P>(smem, state, round);
+                if (skips && place + i == 0) begin_pass<P>(smem, state, round);
             }
             state.advance();
-            scheduler.look_ahead(tile, tiles);
+            scheduler.look_ahead(place, tiles);
         }
     }
 }
@@ -413,7 +426,7 @@ __device__ __forceinline__ void produce(SharedStorage<P>& smem, const TensorMap&
 // The scores of one tile in a warpgroup's registers, and which keys they belong to.
 template <typename P, bool CAUSAL> struct Scores {
     float s[P::KEYS / 2];
-    int tile, keys;
+    int tile, keys;  // the tile's place: if that isn't its number, all its keys are seen
     // Keys from `unmasked` on are not seen by every query of the job, the first of which sees keys up to `diagonal`.
     __device__ __forceinline__ int unmasked(int diagonal) const { return CAUSAL ? min(keys, diagonal + 1) : keys; }
     __device__ __forceinline__ void mask(int diagonal, unsigned thread) {

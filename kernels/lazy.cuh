@@ -50,6 +50,8 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     const float scale_log2;
     const unsigned thread_ids;
     int rises = 0;  // as the window counts them; from 2 on, tiles are exact, until as many did not rise
+    // A rise of a job's second tile doesn't count: that follows where scores fall along the keys.
+    static constexpr int BEGINS = 1 - W::RISE;
 
     __device__ __forceinline__ LazySoftmax(float scale, unsigned thread_ids) : scale_log2(scale * LOG2_E), thread_ids(thread_ids) {}
 
@@ -96,7 +98,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         find_offsets<0>(rows, scores.s);
         // Scores 40 nats below the largest, of four in each of eight threads: they will rise far, too.
         const bool far = fmaxf(fmaxf(scores.s[0], scores.s[1]), fmaxf(scores.s[2], scores.s[3])) < power(-60);
-        rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : 0;
+        rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : BEGINS;
         return false;
     }
     // Any other tile: `release` K, `wait` for the product before, `rescale` O, `pack` probabilities or rescale them as bf16.

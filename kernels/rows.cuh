@@ -14,3 +14,14 @@ __device__ __forceinline__ void load_rows(unsigned to, const TensorMap& map, int
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::
             "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(end), "r"(MAP_ROWS), "r"(barrier) : "memory");
 }
+
+// Whether this is the one thread of the warp that loads. Behind a branch on it ptxas needs no loop over lanes around a load.
+__device__ __forceinline__ bool elected() {
+    int is;
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "selp.s32 %0, 1, 0, one;\n"
+                 "}" : "=r"(is));
+    return is;
+}

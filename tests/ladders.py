@@ -1,6 +1,8 @@
 """Ladders for tests: one kernel that is correct and short, entries with changes that make them wrong, and tunings."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,21 @@ def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
     (folder / "ladder.toml").write_text("".join(map(_entry, entries or (rung(),))))
     (folder / "plain.cu").write_text(source)
     (folder / "widen.cuh").write_text(HEADER)
+    return folder
+
+
+WRONG = Path(__file__).parent / "measure" / "saboteurs"
+SABOTEURS = re.findall(r"^KERNEL\((\w+)\)", (WRONG / "saboteurs.cu").read_text(), re.MULTILINE)
+"""The names of wrong kernels, after that of the honest one."""
+
+
+def write_saboteurs(folder: Path) -> Path:
+    """Write a ladder of the kernels in `WRONG` into a new folder; returns the folder."""
+    tile = {"head_dim": 64, "rows": 128, "keys": 64, "threads": 128, "shared_bytes": 16896, "template": {}}
+    about = {"source": "saboteurs.cu", "architectures": ["sm_80", "sm_89", "sm_90a"]}
+    shutil.copytree(WRONG, folder)
+    entries = (_entry(rung(tile, name=name, function=name, **about)) for name in SABOTEURS)
+    (folder / "ladder.toml").write_text("".join(entries))
     return folder
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+import attnlab
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.subjects import inputs
 from attnlab.measuring.subjects.implementation import Unsupported
@@ -43,3 +44,26 @@ def while_copying(times: int = 2000) -> Iterator[int]:
         if number % 64 == 0:
             side.synchronize()
         yield number
+
+
+def in_pages(lens: torch.Tensor, page: int, *keys: torch.Tensor) -> tuple[list, list, torch.Tensor]:
+    """K and V with NaN beyond these lengths; their pages in random order; and the table, without unused pages."""
+    batch, heads, length, head_dim = keys[0].shape
+    places = torch.randperm(batch * length // page, device=GPU).view(batch, -1)
+    behind = torch.arange(length, device=GPU) >= lens[:, None]
+    given, pages = [tensor.masked_fill(behind[:, None, :, None], torch.nan) for tensor in keys], []
+    for tensor in given:
+        cache = torch.full((places.numel(), page, heads, head_dim), torch.nan, dtype=tensor.dtype, device=GPU)
+        cache[places.flatten()] = tensor.transpose(1, 2).reshape(cache.shape)
+        pages.append(cache.transpose(1, 2))
+    return given, pages, places.to(torch.int32).masked_fill(behind[:, ::page], -(2**31))
+
+
+def llama():
+    """A small model of transformers that can compute attention by `attend`."""
+    transformers = pytest.importorskip("transformers")
+    attnlab.register()
+    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 512}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16).to(GPU)
+    return network.eval().requires_grad_(False)

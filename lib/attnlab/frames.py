@@ -493,7 +493,8 @@ def _compared_runs(before: schema.Run, after: schema.Run, sides: list[pd.DataFra
     table = pd.DataFrame(keys, columns=[*CASE, *TIMING])
     table["p"] = [stats.difference_pvalue(taken[0][key].blocks, taken[1][key].blocks) for key in keys]
     table["p_holm"] = table.groupby(TIMING, sort=False)["p"].transform(stats.holm)
-    edited = _edited(before, after)
+    earlier, later = before.manifest["kernels"], after.manifest["kernels"]
+    edited = {name for name in earlier.keys() & later.keys() if earlier[name] != later[name]}
     table["edited"] = table["implementation"].isin(edited)
     medians = [[float(np.median(np.concatenate(side[key].blocks))) for key in keys] for side in taken]
     table["before_us"], table["after_us"] = medians
@@ -508,12 +509,6 @@ def _compared_runs(before: schema.Run, after: schema.Run, sides: list[pd.DataFra
     judged = table.join(pd.DataFrame(rows, columns=["speedup", "low", "high", "decision"]))
     shown = ["before_us", "after_us", "speedup", "low", "high", "p_holm", "noise", "decision", "edited"]
     return judged[[*CASE, *TIMING, *shown]]
-
-
-def _edited(before: schema.Run, after: schema.Run) -> set[str]:
-    """The kernels that the 2 runs compiled from different sources."""
-    one, other = before.manifest["kernels"], after.manifest["kernels"]
-    return {name for name in one.keys() & other.keys() if one[name] != other[name]}
 
 
 def _unchanged(before: schema.Run, after: schema.Run, edited: set[str]) -> set[str]:

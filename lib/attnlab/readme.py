@@ -15,8 +15,8 @@ from attnlab.roofline import add_work
 from attnlab.runs.schema import Run
 from attnlab.study import studies
 from attnlab.study.implementations import DISPATCH, FALLBACK
-from attnlab.study.ladder import BEST, PREFIX, Recorded
-from attnlab.study.shapes import Shape
+from attnlab.study.ladder import BEST, Recorded
+from attnlab.study.shapes import shape_of
 from attnlab.study.values import ZEROS
 from attnlab.tables import markdown, with_interval
 
@@ -155,7 +155,7 @@ def _table(rows: pd.DataFrame, errors: pd.DataFrame | None) -> tuple[pd.DataFram
 
 
 def _shape_words(row: dict[str, Any]) -> str:
-    sequences = Shape(**{axis: row[axis] for axis in frames.AXES}).sequences
+    sequences = shape_of(row).sequences
     tokens = f"{min(sequences)} to {row['seq_len']}" if row["lengths"] != "equal" else row["seq_len"]
     keys = f" over {row['kv_len']}" if row["kv_len"] != row["seq_len"] else ""
     heads = f"{row['heads']}" if row["kv_heads"] == row["heads"] else f"{row['heads']}/{row['kv_heads']}"
@@ -173,7 +173,7 @@ def _ladder(run: Run) -> str:
     over_cudnn = with_interval(frames.compare(samples, "sdpa.cudnn"), "speedup").set_index("candidate")["speedup"]
     rows = []
     for rung in map(Recorded.model_validate, run.manifest["ladder"]):
-        name, before, step = rung.implementation, PREFIX + rung.after if rung.after else "", "—"
+        name, before, step = rung.implementation, rung.before, "—"
         if name not in medians.index:
             continue
         if before in medians.index:

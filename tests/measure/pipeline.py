@@ -39,6 +39,7 @@ class Plan:
     section: int = 1
     grid: int = 1
     cta: int = 0
+    whole_first: bool = False
 
     @property
     def passes_per_head(self) -> int:
@@ -86,6 +87,11 @@ class Plan:
         """The number of tiles that a pass loads."""
         return 0 if first > last else self.tiles(last)
 
+    def order(self, first: int, last: int) -> list[int]:
+        """The tiles of a pass, in the order in which they are loaded."""
+        seen = self.earlier + 64 * max(first, 0) + 1 if self.causal else self.earlier + 64 * self.blocks
+        return in_order(self.pass_tiles(first, last), seen // self.keys - 1 if self.whole_first else 0)
+
     def users(self, tile: int, first: int, last: int) -> int:
         """The number of blocks of a pass that see a tile."""
         begin = max(first, 0, self.keys * tile - self.earlier >> 6) if self.causal else first
@@ -118,6 +124,11 @@ class Plan:
         group, head = divmod(index, min(self.section, self.heads - begin))
         first = self.blocks - (group + 1) * self.jobs_per_pass
         return begin + head, first, first + self.jobs_per_pass - 1
+
+
+def in_order(tiles: int, begin: int) -> list[int]:
+    """Tile `begin`, and the others in their order."""
+    return sorted(range(tiles), key=lambda tile: (tile != begin, tile))
 
 
 @dataclass
@@ -163,6 +174,7 @@ class Job:
     block: Any = 0
     position: int = 0
     number: int = 0
+    order: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -224,14 +236,14 @@ class Cta:
     def _produce(self) -> Agent:
         plan, position = self.plan, 0
         for number, (head, first, last) in enumerate(plan.passes()):
-            for tile in range(plan.pass_tiles(first, last)):
+            for place, tile in enumerate(plan.order(first, last)):
                 stage, parity = position % plan.stages, position // plan.stages % 2
                 for i in range(2):
                     yield from self.empty[stage][i].wait(1 - parity)
                     self._load(self.full[stage][i], partial(self.held[stage].__setitem__, i, (head, tile)))
                     if away := plan.jobs_per_pass - plan.users(tile, first, last):
                         self.empty[stage][i].arrive(away)
-                    if plan.skips and tile + i == 0:
+                    if plan.skips and place + i == 0:
                         yield from self._begin(stage, parity)
                         self.passes_begun = number + 1
                     yield
@@ -253,7 +265,7 @@ class Cta:
                 tiles = 0 if block is None else plan.tiles(block)
                 if block is not None:
                     drains = tiles_since >= plan.stages or idle_turns + 2 > plan.stages
-                    job = Job(tiles, idle_turns, drains, head, block, position, number)
+                    job = Job(tiles, idle_turns, drains, head, block, position, number, plan.order(first, last)[:tiles])
                     buffer = yield from self._place(consumer, count, job)
                     self._load(self.query_full[consumer][buffer], lambda: None)
                     tiles_since, idle_turns, count = 1 - tiles, 0, count + 1
@@ -361,8 +373,9 @@ class Cta:
         position = job.position + tile
         stage = position % self.plan.stages
         yield from self.full[stage][i].wait(position // self.plan.stages % 2)
-        if self.held[stage][i] != (job.head, tile):
-            raise Wrong(f"tile {tile} of head {job.head} was taken to be there, and {self.held[stage][i]} was")
+        own = job.head, job.order[tile]
+        if self.held[stage][i] != own:
+            raise Wrong(f"tile {own[1]} of head {own[0]} was taken to be there, and {self.held[stage][i]} was")
 
     def _release(self, job: Job, tile: int, i: int) -> None:
         self.empty[(job.position + tile) % self.plan.stages][i].arrive()
@@ -422,6 +435,11 @@ class Pass:
         """The number of tiles that a block sees, at least 1, which may be fully masked."""
         keys = min(self.keys, self.earlier + 64 * (block + 1)) if plan.causal else self.keys
         return max(ceil(keys / plan.keys), 1)
+
+    def order(self, plan: Plan) -> list[int]:
+        """The tiles of the pass, in the order in which they are loaded."""
+        seen = self.keys - self.queries + (0 if self.member < 0 else 64 * self.begin) + 1 if plan.causal else self.keys
+        return in_order(self.tiles(self.last, plan), max(seen // plan.keys - 1, 0))
 
     def users(self, tile: int, plan: Plan) -> int:
         """The number of blocks of the pass that see a tile."""
@@ -497,8 +515,8 @@ class RaggedCta(Cta):
             if found is None:
                 return
             one, kv_head = found
-            tiles = one.tiles(one.last, plan)
-            for tile in range(tiles):
+            tiles = one.order(plan)
+            for place, tile in enumerate(tiles):
                 stage, parity = position % plan.stages, position // plan.stages % 2
                 for i in range(2):
                     yield from self.empty[stage][i].wait(1 - parity)
@@ -506,12 +524,12 @@ class RaggedCta(Cta):
                     self._load(self.full[stage][i], partial(self.held[stage].__setitem__, i, own))
                     if away := plan.jobs_per_pass - one.users(tile, plan):
                         self.empty[stage][i].arrive(away)
-                    if tile + i == 0:
+                    if place + i == 0:
                         yield from self._begin(stage, parity)
                         self.passes_begun = self.round + 1
                     yield
                 position += 1
-                if tile == max(tiles - 3, 0):
+                if place == max(len(tiles) - 3, 0):
                     yield from self._deal(self.round + 2)
             self.round += 1
 
@@ -535,7 +553,7 @@ class RaggedCta(Cta):
                 tiles = one.tiles(block, plan)
                 drains = tiles_since >= plan.stages or idle_turns + 2 > plan.stages
                 job = Job(tiles, idle_turns, drains, (one.sequence, kv_head), one.job(block, kv_head, self.sharing))
-                job.position, job.number = position, number
+                job.position, job.number, job.order = position, number, one.order(plan)[:tiles]
                 buffer = yield from self._place(consumer, count, job)
                 self._load(self.query_full[consumer][buffer], lambda: None)
                 tiles_since, idle_turns, count = 1 - tiles, 0, count + 1

@@ -67,6 +67,7 @@ def emulator(tmp_path_factory):
         (64, 0, 16, 1, 1, 1, 128, 48, 1, [90, 0] * 20),  # a warp reads the lengths in 2 passes
         (64, 1, 64, 1, 8, 5, 960, 48, 5, [960, 300, 4]),
         (256, 1, 128, 1, 8, 9, 960, 48, 4, [960, 77]),
+        (128, 1, 64, 1, 2, 8, 1024, 16, 1, [1000]),  # a part of more than 32 pages
     ],
 )
 def test_the_kernel_on_an_emulated_multiprocessor(

@@ -3,8 +3,8 @@
 import math
 from functools import partial
 from itertools import product
-from pathlib import Path
 
+import ladders
 import pytest
 import torch
 from conftest import gated
@@ -429,13 +429,13 @@ def test_a_reason_says_the_fault_and_the_error_only_if_that_is_too_large():
     assert not Check(error, framework, faults=("changed its inputs: V",)).passed
 
 
-@pytest.mark.parametrize("rung", ladder.load(Path(__file__).parent / "saboteurs"), ids=lambda rung: rung.name)
-def test_the_saboteurs_among_the_kernels_compile(rung, monkeypatch):
+def test_the_saboteurs_among_the_kernels_compile(tmp_path, monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc")
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(Path(__file__).parent / "saboteurs"))
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(ladders.write_saboteurs(tmp_path / "kernels")))
+    honest, *wrong = ladder.load()
     # The honest kernel in every dtype and with each mask. The others share its code: each once.
-    masks = zip(rung.dtypes[: 2 if rung.name == "honest" else 1], (False, True), strict=False)
-    expressions = [rung.expression(dtype, tile, causal) for dtype, causal in masks for tile in rung.tiles]
-    build = nvrtc.build(rung, "sm_80", expressions)
-    assert set(build.instances) == set(expressions)
-    assert check.wrong(rung, "sm_80", build) == []
+    expressions = [*check.expressions(honest), *(one.expression("float16", one.tiles[0], False) for one in wrong)]
+    build = nvrtc.build(honest, "sm_80", expressions)
+    assert set(build.instances) == set(expressions), build.error
+    assert len(expressions) == 4 + 19
+    assert [line for one in (honest, *wrong) for line in check.wrong(one, "sm_80", build)] == []

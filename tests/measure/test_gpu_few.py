@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from on_gpu import GPU, drawn, require_passed, served, while_copying
+from on_gpu import GPU, drawn, in_pages, require_passed, served, while_copying
 from torch.nn.functional import pad
 
 import attnlab
@@ -133,17 +133,7 @@ def test_pages_give_the_bits_of_what_they_hold_whatever_lies_behind(caches, page
     shape = Shape(len(lengths), 8, queries, head_dim, True, dtype, kv_heads=2, kv_len=each * page)
     q, k, v = drawn(shape)
     lens = torch.tensor(lengths, dtype=torch.int32, device=GPU)
-    behind = (torch.arange(k.shape[2], device=GPU) >= lens[:, None])[:, None, :, None]
-    k, v = k.masked_fill(behind, torch.nan), v.masked_fill(behind, torch.nan)
-    used = (lens.clamp(max=k.shape[2])[:, None] + page - 1) // page
-    places = torch.randperm(len(lengths) * each, device=GPU).view(-1, each)
-    pages = []
-    for tensor in (k, v):
-        cache = torch.full((places.numel(), page, 2, head_dim), torch.nan, dtype=k.dtype, device=GPU)
-        cache[places.flatten()] = tensor.transpose(1, 2).reshape(cache.shape)
-        pages.append(cache.transpose(1, 2))
-    there = torch.arange(each, device=GPU) < used
-    table = places.to(torch.int32).masked_fill(~there, -(2**31))
+    (k, v), pages, table = in_pages(lens, page, k, v)
     launch = caches.paged(q, *pages, each, True, None).launch
     output = launch.of_lengths(q, *pages, lens, table)
     assert torch.equal(output, caches(q, k, v, True, None, lens))

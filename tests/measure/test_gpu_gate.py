@@ -3,8 +3,8 @@
 import re
 from functools import partial
 from itertools import product
-from pathlib import Path
 
+import ladders
 import numpy as np
 import pytest
 import torch
@@ -23,16 +23,15 @@ from attnlab.study.studies import Timing
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
-SABOTEURS = Path(__file__).parent / "saboteurs"
 # Tiles of 128 rows and 64 keys: 2 and 4 whole ones, and a remainder of 44 each.
 SHAPE = Shape(2, 3, 300, 64)
 ELEMENTS = SHAPE.query_elements
 
 
 @pytest.fixture
-def kernel(monkeypatch):
-    """Compiles a kernel of tests/saboteurs/ again, so that it keeps no results of other tests."""
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(SABOTEURS))
+def kernel(tmp_path, monkeypatch):
+    """Compiles a kernel of tests/measure/saboteurs/ again, so that it keeps no results of other tests."""
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(ladders.write_saboteurs(tmp_path / "kernels")))
 
     def compiled(name):
         return rungs.Kernel(ladder.rung(f"kernel.{name}"))

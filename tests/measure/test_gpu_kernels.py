@@ -6,7 +6,6 @@ from functools import partial
 from itertools import product
 
 import ladders
-import numpy as np
 import pytest
 import torch
 from conftest import Quickly, tiny_study
@@ -16,7 +15,7 @@ from on_gpu import GPU, drawn, require_passed, served, while_copying
 from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.instruments import devices
-from attnlab.measuring.kernels import maps, rungs
+from attnlab.measuring.kernels import rungs
 from attnlab.measuring.session import record, tune
 from attnlab.measuring.subjects import inputs, registry
 from attnlab.measuring.subjects.case import Case
@@ -195,51 +194,6 @@ def test_more_shared_memory_than_there_is(folder):
         ladders.write(folder, rung(TILE | {"shared_bytes": 227 * 1024}), source=source.replace("{}", "{1.f * held[3]}"))
     with pytest.raises((Unsupported, Broken), match=r"shared memory|the driver refuses"):
         rungs.implementation("kernel.plain").call(*drawn(Shape(1, 1, 8, 64)), False)
-
-
-@pytest.mark.parametrize("encode", [maps.contiguous, maps.strided], ids=["contiguous", "strided"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_tensor_map_shows_a_kernel_its_tensor(dtype, encode):
-    """Load a box by TMA, undo the swizzle, and compare; beyond the end of a head there are zeros."""
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("TMA needs compute capability 9.0")
-    source = r"""
-    struct alignas(64) TensorMap { char bytes[128]; };
-    extern "C" __global__ void load(const __grid_constant__ TensorMap map, unsigned short* out,
-                                    int column, int row, int head, int batch) {
-        __shared__ alignas(1024) unsigned short box[32 * 64];
-        __shared__ alignas(8) unsigned long long barrier;
-        unsigned b = __cvta_generic_to_shared(&barrier), s = __cvta_generic_to_shared(box);
-        if (threadIdx.x == 0) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b));
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(b), "r"(32 * 128));
-            asm volatile("cp.async.bulk.tensor.DIMENSIONS.shared::cluster.global.mbarrier::complete_tx::bytes"
-                         " [%0], [%1, {%2, %3, %4BATCH}], [%5];"
-                         :: "r"(s), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(b), "r"(batch) : "memory");
-        }
-        __syncthreads();
-        asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again; }"
-                     :: "r"(b) : "memory");
-        for (int i = threadIdx.x; i < 32 * 64; i += 32) {
-            int r = i / 64, c = i % 64;
-            out[i] = box[r * 64 + ((c / 8) ^ (r % 8)) * 8 + c % 8];
-        }
-    }"""
-    strided = encode is maps.strided
-    source = source.replace("DIMENSIONS", "4d" if strided else "3d").replace("BATCH", ", %6" if strided else "")
-    function = cupy.RawModule(code=source, options=("-std=c++17", "-arch=sm_90a")).get_function("load")
-    q, _, _ = drawn(Shape(2, 3, 50, 128, False, dtype))
-    out = torch.full((32, 64), torch.nan, device=GPU, dtype=q.dtype)
-    if strided:
-        q = q.transpose(1, 2).contiguous().transpose(1, 2)
-    encoded = np.frombuffer(encode(q, q.data_ptr(), 32), dtype="V128")  # CuPy passes one element by value
-    head, batch = (1, 1) if strided else (4, 0)
-    coordinates = map(np.int32, (64, 32, head, batch))
-    function((1,), (32,), (encoded, np.uint64(out.data_ptr()), *coordinates))
-    torch.cuda.synchronize()
-    assert torch.equal(out[:18], q[1, 1, 32:, 64:])
-    assert not out[18:].any()
 
 
 # In a run

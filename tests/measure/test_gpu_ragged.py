@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from on_gpu import GPU, drawn, served
+from on_gpu import GPU, drawn, in_pages, llama, served
 from torch.nn.attention import varlen
 
 import attnlab
@@ -86,23 +86,13 @@ def test_each_sequence_passes_the_gate_packed_and_padded(name, head_dim, dtype, 
 @pytest.mark.parametrize("page", [16, 48, 64, 128, 256])
 def test_prompts_over_pages_have_the_bits_of_the_same_tile_over_the_keys_in_them(page, head_dim, dtype, causal):
     queries, keys = [300, 1, 64, 200, 0, 17, 129, 300], [900, 1, 64, 1333, 70, 0, 9999, 16 * page]
-    each = 4608 // page
     generator = torch.Generator(GPU).manual_seed(page)
     q, k, v = (
         torch.randn(8, heads, rows, head_dim, generator=generator, device=GPU).to(dtype)
-        for heads, rows in ((6, 300), (2, each * page), (2, each * page))
+        for heads, rows in ((6, 300), *2 * [(2, 4608 // page * page)])
     )
     q_lens, lens = (torch.tensor(own, dtype=torch.int32, device=GPU) for own in (queries, keys))
-    behind = (torch.arange(k.shape[2], device=GPU) >= lens[:, None])[:, None, :, None]
-    k, v = k.masked_fill(behind, torch.nan), v.masked_fill(behind, torch.nan)
-    places = torch.randperm(8 * each, generator=generator, device=GPU).view(8, each)
-    there = torch.arange(each, device=GPU) < (lens.clamp(max=k.shape[2])[:, None] + page - 1) // page
-    table = places.to(torch.int32).masked_fill(~there, -(2**31))
-    pages = []
-    for tensor in (k, v):
-        cache = torch.full((8 * each, page, 2, head_dim), torch.nan, dtype=dtype, device=GPU)
-        cache[places.flatten()] = tensor.transpose(1, 2).reshape(cache.shape)
-        pages.append(cache.transpose(1, 2))
+    (k, v), pages, table = in_pages(lens, page, k, v)
     by_head = [cache.contiguous() for cache in pages]
     both = torch.stack([cache.transpose(1, 2) for cache in pages], 1)  # K and V of a page next to each other
     joined = [both[:, i].transpose(1, 2) for i in range(2)]
@@ -212,12 +202,7 @@ def test_pytorchs_own_functions_compute_the_same_within_the_block(reached, name,
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_and_packed_prompts_of_a_model_are_those_of_its_own_sdpa(reached, side):
-    transformers = pytest.importorskip("transformers")
-    attnlab.register()
-    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 512}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
-    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16).to(GPU)
-    network.eval().requires_grad_(False)
+    network = llama()
     tokens = torch.randint(512, (5, 700), generator=torch.Generator().manual_seed(1)).to(GPU)
     real = torch.arange(700, device=GPU) < torch.tensor([700, 1, 300, 64, 513], device=GPU)[:, None]
     real = real.flip(1) if side == "left" else real

@@ -1,6 +1,5 @@
 """Kernels on the views that models pass, on an NVIDIA GPU: `make test OF=gpu`."""
 
-import importlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from on_gpu import GPU, require_passed, served
+from on_gpu import GPU, llama, require_passed, served
 
 import attnlab
 from attnlab.measuring.gate.gate import Gate
@@ -238,23 +237,20 @@ def test_heads_of_one_block_that_share_keys_have_the_bits_of_heads_apart(queries
 
 
 def test_steps_of_a_model_after_a_static_cache_are_those_of_its_own_sdpa(monkeypatch):
-    transformers = pytest.importorskip("transformers")
-    huggingface, lengths, found = importlib.import_module("attnlab.serving.huggingface"), [], {}
+    network, lengths, found = llama(), [], {}
+    from transformers import StaticCache
+
+    from attnlab.serving import huggingface
 
     def attend(*args, kv_lens):
         lengths.append(kv_lens)
         return attnlab.attend(*args, kv_lens=kv_lens)
 
     monkeypatch.setattr(huggingface, "attend", attend)
-    attnlab.register()
-    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 512}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
-    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16).to(GPU)
-    network.eval().requires_grad_(False)
     prompts = torch.randint(512, (2, 300), generator=torch.Generator().manual_seed(1)).to(GPU)
     for attention in ("sdpa", "attnlab"):
         network.set_attn_implementation(attention)
-        cache = transformers.StaticCache(config=config, max_cache_len=308)
+        cache = StaticCache(config=network.config, max_cache_len=308)
         network(prompts, past_key_values=cache, logits_to_keep=1)
 
         def step(tokens, cache=cache):

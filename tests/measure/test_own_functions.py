@@ -143,18 +143,10 @@ def test_what_goes_wrong_while_it_is_timed_ends_the_case_alone(write_module):
         assert subject.reason == f"while timed, eager warm: {reason}"
 
 
-def test_the_settings_that_are_locked_stay_so(write_module):
-    loosen = "torch.set_float32_matmul_precision('high')"
-    write_module(f"import torch\n{loosen}\n{HEAD}{loosen}\n {RIGHT}")
-    before = environment.settings()
-    subject, _ = gated(registry.find(OWN), SHAPE)
-    assert subject.reason == "changed settings of torch: float32_matmul_precision, tf32_matmul"
-    assert environment.settings() == before
-
-
 @pytest.mark.parametrize(
     ("statement", "setting"),
     [
+        ("torch.set_float32_matmul_precision('high')", "float32_matmul_precision"),
         ("torch.set_default_dtype(torch.float64)", "default_dtype"),
         ("torch.set_default_device('meta')", "default_device"),
         *((f"torch.backends.cuda.enable_{name}(False)", name) for name in ("cudnn_sdp", "flash_sdp", "math_sdp")),

@@ -29,9 +29,6 @@ BODIES = {  # of functions that are PTX
     "reload_thread": "return threadIdx.x % 128;",
     "reciprocal": "return 1 / x;",
     "ping_pong_signal": "arrive_by_name(5 + (consumer + 1) % CONSUMERS, 256);",
-    "load_rows_for_warp": "__syncwarp();"
-    " if (threadIdx.x % 32 == 0) load_row_box(to, map, column, row, head, end, MAP_ROWS, barrier);",
-    "expect_for_warp": "__syncwarp(); if (threadIdx.x % 32 == 0) arrive_expecting(barrier, bytes);",
     "store_rows": "store_row_box(o, column, job.row, job.head, job.end, MAP_ROWS, from);",
 }
 SPECIALISED = re.compile(r"template <> __device__ __forceinline__ unsigned multiplied<.*?^\}\n", re.M | re.S)
@@ -91,7 +88,7 @@ def test_instances_for_pages_compile(head_dim, page, causal):
     assert not build.error
     assert not build.warnings
     for instance in map(build.instances.__getitem__, names):
-        assert instance.spill_bytes <= 192  # of the warp that loads K and V
+        assert instance.spill_bytes <= 200  # of the warp that loads K and V
         assert instance.parameters[-1] == ctypes.sizeof(ragged.PagedProblem)
 
 
@@ -99,21 +96,21 @@ EXTREMES = [130, 250, 64, 300, 1, 0, 5, 17, 0, 90, 200, 200]
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "causal", "tile_keys", "boxes", "kv_heads", "group", "keys", "grid", "lengths"),
+    ("head_dim", "causal", "tile_keys", "rise", "boxes", "kv_heads", "group", "keys", "grid", "lengths"),
     [
-        (128, 0, 128, {0: 0, 16: 16, 128: 256}, 1, 2, 512, 3, EXTREMES),
-        (128, 1, 64, {0: 0, 64: 64}, 2, 1, 384, 2, EXTREMES),
-        (128, 1, 128, {0: 0, 16: 48, 128: 128}, 2, 1, 384, 2, EXTREMES),
-        (64, 1, 128, {0: 0, 16: 16, 64: 64}, 1, 1, 320, 2, EXTREMES),
-        (64, 1, 128, {0: 0, 64: 64}, 1, 5, 320, 1, [40, 320, 64, 1, 9, -3]),  # heads are blocks of one pass
+        (128, 0, 128, 0, {0: 0, 16: 16, 128: 256}, 1, 2, 512, 3, EXTREMES),
+        (128, 1, 64, 60, {0: 0, 64: 64}, 2, 1, 384, 2, EXTREMES),
+        (128, 1, 128, -60, {0: 0, 16: 48, 128: 128}, 2, 1, 384, 2, EXTREMES),
+        (64, 1, 128, 12, {0: 0, 16: 16, 64: 64}, 1, 1, 320, 2, EXTREMES),
+        (64, 1, 128, 0, {0: 0, 64: 64}, 1, 5, 320, 1, [40, 320, 64, 1, 9, -3]),  # heads are blocks of one pass
     ],
 )
 def test_the_kernel_on_an_emulated_multiprocessor_in_place_of_pages_too(
-    emulator, head_dim, causal, tile_keys, boxes, kv_heads, group, keys, grid, lengths
+    emulator, head_dim, causal, tile_keys, rise, boxes, kv_heads, group, keys, grid, lengths
 ):
     found = []
     for seed, (box, page) in enumerate([*boxes.items()] * 2):
-        sizes = (head_dim, causal, box, page, kv_heads, group, max(lengths[::2]), keys, grid, seed, tile_keys)
+        sizes = (head_dim, causal, box, page, kv_heads, group, max(lengths[::2]), keys, grid, seed, tile_keys, rise)
         command = [emulator, *map(str, (*sizes, *lengths))]
         said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
         found.append(dict(line.split() for line in said.splitlines()))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import small
-import yaml
 from conftest import TINY, Quickly, tiny_study, told
 
 from attnlab import frames, measurement
@@ -180,10 +179,3 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
     assert read.read_manifest(name)["command"] == "make measure STUDY='a study.yaml' DEVICE=cpu"
     said = f"the {what} changed since the run 'begun' began"
     assert re.search(rf"^{said}.*: start a new run, which begins now$", capsys.readouterr().err, re.MULTILINE)
-
-
-def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
-    path = write_study(replicates=1, samples=2, implementations=["sdpa.auto"])
-    stated = read.read_manifest(measurement.measured("", studies.load(path), "cpu"))["study"]
-    assert stated == studies.load(path).model_dump(mode="json")
-    assert stated["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]

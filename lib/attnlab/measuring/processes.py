@@ -54,12 +54,12 @@ class _Processes(ThreadPoolExecutor):
             if error is None:
                 return value
             why = _blame(error, step, code)
-            if not why or step is None or watch.failed(failures, step):
+            if not why or step is None or step.key in failures:
                 raise error
-            if code in FROM_OUTSIDE and not (victim and victim.same(step)):
-                victim = step  # blamed only if it happens again
+            if code in FROM_OUTSIDE and victim != step.key:
+                victim = step.key  # blamed only if it happens again
                 continue
-            failures[step.implementation, step.place] = why
+            failures[step.key] = why
             tqdm.write(f"{step.implementation} {why}; the other implementations go on", file=sys.stderr)
         raise BrokenProcessPool("the measuring process was stopped")
 

@@ -49,9 +49,10 @@ class WatchedStep:
         """Whether the step has exceeded its time limit."""
         return self.within and time.monotonic() > self.begun_s + self.limit_s
 
-    def same(self, other: "WatchedStep") -> bool:
-        """Whether both steps are of the same implementation and place."""
-        return (self.implementation, self.place) == (other.implementation, other.place)
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its key in `Failures`."""
+        return self.implementation, self.place
 
 
 _board: Any = None
@@ -77,11 +78,6 @@ def read(shared: Any) -> WatchedStep | None:
     words = bytes(shared[_HEAD.size : _HEAD.size + size]).decode(errors="replace")
     implementation, _, place = words.partition("\n")  # the next one may be half written, which has not begun then
     return WatchedStep(within, begun_s, limit_s, implementation, place)
-
-
-def failed(failures: Failures, step: WatchedStep) -> bool:
-    """Whether the implementation of a step is known to fail at its place."""
-    return (step.implementation, step.place) in failures
 
 
 def failure(implementation: str, place: str = "") -> str:

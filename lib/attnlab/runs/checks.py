@@ -22,7 +22,7 @@ from attnlab.base.errors import UserError
 from attnlab.runs import schema
 from attnlab.runs.tables import DTYPES, TABLES, about, dtype, free, key
 from attnlab.study import studies
-from attnlab.study.shapes import Shape
+from attnlab.study.shapes import Shape, shape_of
 from attnlab.study.studies import Study
 from attnlab.study.values import NORMAL
 
@@ -169,7 +169,7 @@ def _require_shapes(tables: Tables) -> None:
 
 def _named(row: schema.Row) -> str:
     """The case, replicate and timing of a row in words; those that it lacks are left out."""
-    shape = f"at {Shape(**{axis: row[axis] for axis in AXES})}" if "seq_len" in row else ""
+    shape = f"at {shape_of(row)}" if "seq_len" in row else ""
     replicate = f"in replicate {row['replicate']}" if "replicate" in row else ""
     timing = f"under {row['clock']} {row['cache']}" if "clock" in row else ""
     said = " ".join(filter(None, [row.get("implementation"), shape, replicate, timing]))

@@ -1,24 +1,16 @@
 """Find the kernels that have changed since a run: its measurements don't apply to their current versions."""
 
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs.schema import CASE, Row, Run
 from attnlab.study import callables, ladder, tuning
 from attnlab.study.ladder import BEST
-from attnlab.study.shapes import Shape
+from attnlab.study.shapes import Shape, shape_of
 
 Changes = dict[str, frozenset[Shape] | None]
 """By name of each kernel that changed since a run, the shapes at which it changed; None for all."""
-
-
-def shape_of(row: Mapping[Any, Any]) -> Shape:
-    """The shape of a row of a table."""
-    values = ((axis, row[axis]) for axis in Shape.AXES)
-    return Shape(**{axis: value.item() if hasattr(value, "item") else value for axis, value in values})
 
 
 def stale(run: Run) -> Changes:

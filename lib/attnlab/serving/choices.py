@@ -15,11 +15,11 @@ from attnlab.base.errors import UserError
 from attnlab.frames import AXES, TIMING
 from attnlab.runs.dispatch import Choice, Dispatch, Regret
 from attnlab.runs.schema import Run
-from attnlab.runs.stale import shape_of, stale
+from attnlab.runs.stale import stale
 from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.ladder import BEST, PREFIX
-from attnlab.study.shapes import Shape
+from attnlab.study.shapes import Shape, shape_of
 from attnlab.study.studies import Timing
 from attnlab.study.values import ZEROS
 

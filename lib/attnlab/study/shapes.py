@@ -3,9 +3,10 @@
 import math
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnlab.study import values as kinds
 
@@ -224,6 +225,12 @@ class Shape:
     def exponentials(self) -> int:
         """Exponentials of the softmax, one per score; in training 2, since the backward pass recomputes them."""
         return self.scores * (2 if self.direction == "training" else 1)
+
+
+def shape_of(row: Mapping[Any, Any]) -> Shape:
+    """The shape of a row of a table, which may have other columns too."""
+    values = ((axis, row[axis]) for axis in Shape.AXES)
+    return Shape(**{axis: value.item() if hasattr(value, "item") else value for axis, value in values})
 
 
 @cache

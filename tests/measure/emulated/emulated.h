@@ -84,7 +84,7 @@ inline void rendezvous(emu::Warp& w) {
 inline emu::Warp& my_warp() { return emu::current->cta->warps[threadIdx.x / 32]; }
 inline void __syncwarp() { rendezvous(my_warp()); }
 inline void arrive_for_warp(unsigned a) { __syncwarp(); if (threadIdx.x % 32 == 0) arrive(a); }
-template <typename V> V shuffle(V x, int from) { auto& w = my_warp(); int b = w.gen[threadIdx.x % 32] % 2; static_assert(sizeof(V) == 4); memcpy(&w.value[b][threadIdx.x % 32], &x, 4); rendezvous(w); V y; memcpy(&y, &w.value[b][from], 4); return y; }
+template <typename V> V shuffle(V x, int from) { auto& w = my_warp(); int b = w.gen[threadIdx.x % 32] % 2; static_assert(sizeof(V) == 4); memcpy(&w.value[b][threadIdx.x % 32], &x, 4); rendezvous(w); V y; memcpy(&y, &w.value[b][from % 32], 4); return y; }
 template <typename V> V __shfl_sync(unsigned, V x, int from) { return shuffle(x, from); }
 template <typename V> V __shfl_up_sync(unsigned, V x, int by) { return shuffle(x, max(int(threadIdx.x % 32) - by, 0)); }
 inline unsigned __ballot_sync(unsigned, int x) {

@@ -1,7 +1,7 @@
 // Runs kernels/15_ragged.cu on emulated.h, and prints how far O is from that in double precision, and a hash of its bits:
-// D causal box page kv_heads group queries keys grid seed tile_keys (length of Q, of K)... Without a box K and V are padded. Numbers are always
-// the same; the seed is that of the order in which threads and copies get on. NaN is behind all lengths, and anything behind those of a
-// table of pages.
+// D causal box page kv_heads group queries keys grid seed tile_keys rise (length of Q, of K)... Without a box K and V are padded. Numbers are
+// always the same; the seed is that of the order in which threads and copies get on. Scores rise by so many nats every 64 keys. NaN is behind
+// all lengths, and anything behind those of a table of pages.
 #include "device.h"
 #define __shared__ static
 struct int4 { int x, y, z, w; };
@@ -38,6 +38,8 @@ template <int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG
         if (page) for (int i = 0; i < (its + page - 1) / page; ++i) table[b * each + i] = order[b * each + i];
         for (size_t i = 0; i < (size_t)own * heads * D; ++i) q[(size_t)b * queries * heads * D + i] = bf16(2 * normal(drawn));
         for (int j = 0; j < its; ++j) for (int h = 0; h < kv_heads; ++h) for (int d = 0; d < D; ++d) k[at(j, h) + d] = bf16(normal(drawn)), v[at(j, h) + d] = bf16(normal(drawn));
+        for (int i = 0; n[11] && i < own * heads; ++i) q[((size_t)b * queries * heads + i) * D] = bf16(16);
+        for (int j = 0; n[11] && j < its; ++j) for (int h = 0; h < kv_heads; ++h) k[at(j, h)] = bf16(n[11] * (j / 64) * sqrt(D) / 16);
         for (int i = 0; i < own; ++i) for (int h = 0; h < heads; ++h) {
             const size_t a = (((size_t)b * queries + i) * heads + h) * D; const int seen = CAUSAL ? min(its, i + 1 + its - own) : its;
             std::vector<double> s(max(seen, 0)); double most = -1e30, sum = 0;
@@ -70,7 +72,7 @@ template <int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG
 }
 int main(int count, char** words) {
     std::vector<int> n, lengths;
-    for (int i = 1; i < count; ++i) (i <= 11 ? n : lengths).push_back(atoi(words[i]));
+    for (int i = 1; i < count; ++i) (i <= 12 ? n : lengths).push_back(atoi(words[i]));
 #define CASE(D, CAUSAL, KEYS, STAGES, CONSUMERS, PING_PONG, BOX) \
     if (n[0] == D && n[1] == CAUSAL && n[2] == BOX && n[10] == KEYS) return test<D, CAUSAL, KEYS, STAGES, CONSUMERS, PING_PONG, BOX>(n, lengths);
     CASE(128, false, 128, 2, 2, 1, 0) CASE(128, false, 128, 2, 2, 1, 16) CASE(128, false, 128, 2, 2, 1, 128)

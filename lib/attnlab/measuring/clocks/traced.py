@@ -62,8 +62,10 @@ def tracing() -> Iterator[Trace]:
         with inspection.quiet():
             tracer.__exit__(None, None, None)
     profiler: Any = tracer.profiler
-    events = filter(_ran_on_device, profiler.kineto_results.events())
-    trace.pieces += _pieces(sorted(events, key=lambda event: event.start_ns()))
+    # The profiler also lists the host's own calls and its waiting.
+    on_device = (event for event in profiler.kineto_results.events() if event.device_type().name == "CUDA")
+    ran = (event for event in on_device if "ynchronize" not in event.name())
+    trace.pieces += _pieces(sorted(ran, key=lambda event: event.start_ns()))
     if len(trace.pieces) != trace.marked:
         raise UserError(
             f"CUPTI showed {len(trace.pieces)} of {trace.marked} pieces of work: measure again, or leave the clock "
@@ -81,11 +83,6 @@ def available() -> bool:
     except (UserError, RuntimeError):
         return False
     return True
-
-
-def _ran_on_device(event: Any) -> bool:
-    # The profiler also lists the host's own calls and its waiting.
-    return event.device_type().name == "CUDA" and "ynchronize" not in event.name()
 
 
 def _pieces(events: list[Any]) -> Iterator[Piece]:

@@ -30,7 +30,7 @@ from attnlab.measuring.session.subject import STREAM_PART, Job
 from attnlab.measuring.values import captured
 from attnlab.runs import dispatch, read, schema, write
 from attnlab.study import callables, implementations, ladder, tuning
-from attnlab.study.shapes import Shape
+from attnlab.study.shapes import shape_of
 from attnlab.study.studies import Study, recorded
 
 POLL_S = 0.5
@@ -293,8 +293,7 @@ def _say_what_failed(name: str, keys: set[str], said: set[str]) -> None:
             continue
         for _, case in cases[(cases["status"] == schema.FAILED) & ~cases["implementation"].isin(said)].iterrows():
             said.add(case["implementation"])
-            at = Shape(**{axis: case[axis] for axis in Shape.AXES})
-            tqdm.write(f"{case['implementation']} failed at {at}: {case['reason']}", file=sys.stderr)
+            tqdm.write(f"{case['implementation']} failed at {shape_of(case)}: {case['reason']}", file=sys.stderr)
 
 
 def _commit() -> str:

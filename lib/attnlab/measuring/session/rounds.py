@@ -15,7 +15,6 @@ from attnlab.measuring.gate.reference_check import Bound, References, Tally
 from attnlab.measuring.session.checks import gate_of
 from attnlab.measuring.session.subject import Session, Subject, alive
 from attnlab.measuring.subjects import outputs
-from attnlab.measuring.subjects.case import Output
 from attnlab.measuring.subjects.implementation import Broken, Operands, OutOfMemory, Unsupported, attempt, fatal, raised
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
@@ -28,6 +27,7 @@ CUT_SHORT = 32
 TRACED_ROUNDS = 25
 # Starts in steps of 8 µs and strains of three digits take half the room in a run's file that all their digits would.
 TICKS_PER_S = 2**17
+Taken = tuple[Row, cuda_events.TakenSample]
 
 
 @dataclass(frozen=True)
@@ -68,27 +68,29 @@ class Rounds:
         self._windows, self._references = windows, references
         self._order = random.Random(session.seed(shape, str(timing)))
         self._count = session.job.study.rounds(timing)
+        self._compared: dict[str, Outputs] = {}
 
     def take(self, subjects: list[Subject]) -> list[Row]:
         """Take all samples, a row each. Subjects with a wrong output are dropped."""
-        outputs = {subject.implementation.name: self._outputs(subject) for subject in alive(subjects)}
+        for subject in alive(subjects):
+            reference = self._references[subject.implementation.operands]
+            tally = Tally(reference, 2 * self._count, self._session.device)
+            self._compared[subject.implementation.name] = Outputs(tally, [])
         # Which rounds are followed by graphs that end early, nothing can know.
         cut_short = set(random.SystemRandom().sample(range(self._count), max(1, self._count // CUT_SHORT)))
-        samples: list[tuple[Row, cuda_events.TakenSample]] = []
+        samples: list[Taken] = []
         for first in range(0, self._count, TRACED_ROUNDS):
             with cuda_events.sampling(self._session.device, self._timing) as sampler:
                 for number in range(first, min(self._count, first + TRACED_ROUNDS)):
-                    samples += self._round(alive(subjects), number, sampler, outputs)
+                    samples += self._round(alive(subjects), number, sampler)
                     if number in cut_short and self._timing == in_process.WARM:
-                        self._cut_short(alive(subjects), number, outputs)
+                        self._cut_short(alive(subjects), number)
         for subject in subjects:
-            if subject.implementation.name in outputs:
-                self._settle(subject, outputs[subject.implementation.name])
+            if subject.implementation.name in self._compared:
+                self._settle(subject, self._compared[subject.implementation.name])
         return [row | {"latency_us": sample.latency_us, "strain": sample.strain} for row, sample in samples]
 
-    def _round(
-        self, turns: list[Subject], number: int, sampler: cuda_events.Sampler, outputs: dict[str, Outputs]
-    ) -> list[tuple[Row, cuda_events.TakenSample]]:
+    def _round(self, turns: list[Subject], number: int, sampler: cuda_events.Sampler) -> list[Taken]:
         drawn = DrawnRound(number)
         self._draw(drawn)
         self._order.shuffle(turns)
@@ -98,16 +100,20 @@ class Rounds:
             with self._unless_refused(subject):
                 with subject.running():
                     sample = sampler(subject.case)
-                _require_plain(sample.output, self._session.device)
-                place = {"round": number, "position": position, "started_s": self._started_s()}
+                for output in outputs.each(sample.output):
+                    if wrong := outputs.disguised(output, self._session.device):
+                        raise Broken(wrong)
+                started_s = round((time.monotonic() - self._session.started) * TICKS_PER_S) / TICKS_PER_S
+                place = {"round": number, "position": position, "started_s": started_s}
                 row = self._session.row(self._shape, subject) | self._timing.model_dump() | place | state
                 taken.append((row | {"launches": sample.launches}, sample))
-                outputs[subject.implementation.name].compare(drawn, sample)
+                self._compared[subject.implementation.name].compare(drawn, sample)
         return taken
 
-    def _cut_short(self, subjects: list[Subject], number: int, outputs: dict[str, Outputs]) -> None:
+    def _cut_short(self, subjects: list[Subject], number: int) -> None:
         """Replay a shortened graph of each subject, which ends after a few calls, and compare its output."""
-        self._draw(DrawnRound(number, cut_short=True))
+        drawn = DrawnRound(number, cut_short=True)
+        self._draw(drawn)
         for subject in subjects:
             many, cut = subject.case.many, subject.case.cut
             if many is None or cut is None:
@@ -117,13 +123,11 @@ class Rounds:
                     many.graph.replay()
                 cut.graph.replay()
                 sample = cuda_events.TakenSample(math.nan, cut.calls, cut.output)
-                outputs[subject.implementation.name].compare(
-                    DrawnRound(number, cut_short=True, window=cut.window), sample
-                )
+                self._compared[subject.implementation.name].compare(replace(drawn, window=cut.window), sample)
 
-    def _settle(self, subject: Subject, outputs: Outputs) -> None:
+    def _settle(self, subject: Subject, compared: Outputs) -> None:
         """Record the strain of each sample, its error over the bound, and drop a subject with one above 1."""
-        for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
+        for (drawn, sample), comparison in zip(compared.compared, compared.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
                 comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.operands))
             sample.strain = in_three_digits(comparison.strain)
@@ -139,13 +143,6 @@ class Rounds:
         except OutOfMemory:
             return reference.bounds
         return reference.bounds_on(gate, drawn.window)
-
-    def _started_s(self) -> float:
-        return round((time.monotonic() - self._session.started) * TICKS_PER_S) / TICKS_PER_S
-
-    def _outputs(self, subject: Subject) -> Outputs:
-        reference = self._references[subject.implementation.operands]
-        return Outputs(Tally(reference, 2 * self._count, self._session.device), [])
 
     def _draw(self, drawn: DrawnRound) -> None:
         self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {drawn.purpose}"))
@@ -172,9 +169,3 @@ def in_three_digits(strain: float) -> float:
         return strain
     factor = 10.0 ** (2 - math.floor(math.log10(strain)))
     return math.ceil(strain * factor) / factor
-
-
-def _require_plain(output: Output, device: torch.device) -> None:
-    """Raise Broken unless an output is made of plain tensors on the device."""
-    if wrong := next(filter(None, (outputs.disguised(tensor, device) for tensor in outputs.each(output))), ""):
-        raise Broken(wrong)
