@@ -6,15 +6,20 @@
 //         P and dS are already the register operands of dV += P^T dO and dK += dS^T Q. dS goes to shared memory once, for
 //         dQ = dS K, in halves of the columns (D = 128) or queries (D = 64). dQ leaves through shared memory: TMA adds it to
 //         floats in global memory, each tile's in an order that the schedule in backward.cuh fixes. As soon as a tile has had
-//         all its turns, a warp that has nothing else to do rounds it.
+//         all its turns, a warp that has nothing else to do rounds it. The edge of a block of keys: D = 64 holds K and V twice,
+//         and dK and dV leave together from a place of dS, so that the next block's loads run ahead. D = 128 gives V back
+//         behind the last dP, dV leaves by the last stage and dK by dS, and the L2 takes the next block's tiles ahead.
 // Order   of a step. D = 128, M = 64: dP is issued once S is there, exponentials run beside it, then dS is computed. dV and dK
 //         are issued, and dS is stored beside them. S of the next step is issued behind dK, once dV is over. A third warpgroup
 //         computes dQ, one half after the other, and stores it for TMA. dS has two buffers, so consumers wait for that
-//         warpgroup only if it is a step late, and one consumer may be a step ahead of the other. With dK before dS's stores
-//         the pass takes 0.96 to 0.97 of its time with dK behind them.
+//         warpgroup only if it is a step late, and one consumer may be a step ahead of the other. Readers of dS and dQ fence
+//         them, not the warps that store them.
 //         D = 64, M = 128: dV and dK are issued as soon as dS is in registers, then S of the next step, and then dQ, of which
 //         each warpgroup computes a half. Half of the exponentials run beside dQ, the others beside dP. A warpgroup may be half
 //         a step behind the other: one has products under way while the other computes.
+// Gained  backward pass alone on an H200, time over that without. D = 128, bf16: dQ by a third warpgroup 0.91 to 0.92, of which
+//         dK before dS's stores 0.96 to 0.97; readers' fences 0.98 to 1.01; with them, the edge of a block 0.98 to 0.99.
+//         D = 64: the edge of a block 0.97.
 // Limits  in a step (cycles of a multiprocessor):
 //                                                          D = 128, M = 64    D = 64, M = 128
 //           products                                       5 x 512 = 2560     5 x 512 = 2560
@@ -28,13 +33,13 @@
 //           exponentials                                   8192 / 16 = 512    16384 / 16 = 1024
 //         so shared memory has the most to do. At D = 128, products of two shared operands, S, dP and dQ, have N = 64 and take
 //         1.4 times as long. When consumers computed dQ, products alone took 3100 to 3280 cycles, and all else 3260 to 3530.
-//           measured on an H200 at D = 128, bf16, with all kernels of the pass counted: 3900 cycles at (4, 16, 4096), 4110 the
-//         same causal, 3860 at (1, 16, 16384) causal, at 1.70 to 1.73 GHz. With dQ by the consumers the pass took 1.09 to
-//         1.10 times as long.
+//           measured on an H200 at D = 128, bf16, with all kernels of the pass counted: 3870 cycles at (4, 16, 4096), 4050 the
+//         same causal, 3720 at (1, 16, 16384) causal, at 1.67 to 1.68 GHz. At D = 64: 5550 at (8, 16, 2048) causal, bf16, and
+//         8430 at (32, 8, 512), fp16, where blocks of keys are short.
 //           registers of a consumer. D = 128, of 208: dK and dV 128, S or dP 32, P 32, or P and dS in 16 bits 32. D = 64, of
 //         240: dK and dV 64, S 64, dP 64, P 32 = 224; dS takes the place of S and dP.
-//           stages. D = 128: three, which just fit; two are not timed with a third warpgroup. D = 64: two, as one is free a
-//         step before it is needed.
+//           stages. D = 128: three, which just fit; two with K twice take 0.98 to 1.01 of their time. D = 64: two, as one is
+//         free a step before it is needed.
 //         Additions cost no waiting while one takes less than two steps of 64 queries, or one of 128, from its begin to the
 //         next CTA's (model). The turns take a thread that polls, and the last two steps of a head come at once.
 //
@@ -51,12 +56,21 @@ template <int D> constexpr int THREADS = 128 * (1 + CONSUMERS + APART<D>);
 template <int D> constexpr int PRODUCER_REGISTERS = APART<D> ? 32 : 24;
 template <int D> constexpr int CONSUMER_REGISTERS = APART<D> ? 208 : 240;
 constexpr int DQ_REGISTERS = 64;
+// Blocks of keys of which K and V are held at once. With two, loads run ahead over the edge of a block.
+template <int D> constexpr int BLOCKS = D == 64 ? 2 : 1;
+
+// Where K and V of a block of keys are, and the parity of the phase in which they come, by the parities of the number of blocks
+// before it and of half that number.
+template <int D> __device__ __forceinline__ unsigned place_of(unsigned parity) { return BLOCKS<D> == 1 ? 0 : parity; }
+template <int D> __device__ __forceinline__ unsigned phase_of(unsigned parity, unsigned half) {
+    return BLOCKS<D> == 1 ? parity : half;
+}
 
 template <int D, int M, int STAGES> struct SharedStorage {
     static_assert(D * M == 8192);  // dQ of a warpgroup has 64 rows and 64 columns
     static constexpr int COLUMNS = D / 64;  // tiles of 64 columns beside each other
     static constexpr int TILE_BYTES = M * D * 2, BLOCK_BYTES = KEYS * D * 2, SUM_BYTES = M * D * 2;  // sums: of a warpgroup
-    unsigned char k[BLOCK_BYTES], v[BLOCK_BYTES];
+    unsigned char k[BLOCKS<D>][BLOCK_BYTES], v[BLOCKS<D>][BLOCK_BYTES];
     unsigned char q[STAGES][TILE_BYTES], dout[STAGES][TILE_BYTES];
     unsigned char ds[2][CONSUMERS][M * 128];  // of a step and the next; then dV and dK, 64 columns in each of the two
     unsigned char sums[CONSUMERS][SUM_BYTES];
@@ -65,8 +79,8 @@ template <int D, int M, int STAGES> struct SharedStorage {
     Part blocks[2];     // of this block of keys and the next; no steps: the end
     int finished;       // parts of tiles of dQ that somebody has taken to finish
     unsigned long long q_full[STAGES], q_empty[STAGES], dout_full[STAGES], dout_empty[STAGES];
-    unsigned long long k_full, v_full, k_empty, v_empty, sums_full[2][CONSUMERS], sums_empty[CONSUMERS];
-    unsigned long long ds_full[2], ds_empty[2];
+    unsigned long long k_full[BLOCKS<D>], v_full[BLOCKS<D>], k_empty[BLOCKS<D>], v_empty[BLOCKS<D>];
+    unsigned long long sums_full[2][CONSUMERS], sums_empty[CONSUMERS], ds_full[2], ds_empty[2];
 };
 
 // One thread loads K, V, Q and dO with what belongs to their rows.
@@ -74,27 +88,33 @@ template <int D, int M, int STAGES>
 __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k,
                                      const TensorMap& v, const TensorMap& dout, const Gradients& problem) {
     using Storage = SharedStorage<D, M, STAGES>;
-    const unsigned k_full = shared_address(&smem.k_full), v_full = shared_address(&smem.v_full);
-    const unsigned k_empty = shared_address(&smem.k_empty), v_empty = shared_address(&smem.v_empty);
+    const unsigned k_full = shared_address(smem.k_full), v_full = shared_address(smem.v_full);
+    const unsigned k_empty = shared_address(smem.k_empty), v_empty = shared_address(smem.v_empty);
     Stage<STAGES> stage;
-    unsigned parity = 0;
+    unsigned parity = 0, half = 0;
 #pragma unroll 1
     for (int at = 2 * blockIdx.x; at < 2 * problem.all_tasks; at += at % 2 ? 2 * gridDim.x - 1 : 1) {
         const Part part = problem.parts[at];
         if (part.steps == 0) continue;
         const int batch = part.head >> 16, kv_head = part.head & 0xFFFF;
-        wait(v_empty, parity ^ 1);
-        arrive_expecting(v_full, Storage::BLOCK_BYTES);
-        for (int c = 0; c < Storage::COLUMNS; ++c)
-            load_box(shared_address(smem.v) + c * KEYS * 128, v, 64 * c, part.first_key, kv_head, batch, v_full);
-        wait(k_empty, parity ^ 1);
-        smem.blocks[parity] = part;
-        parity ^= 1;
-        arrive_expecting(k_full, Storage::BLOCK_BYTES);
-        for (int c = 0; c < Storage::COLUMNS; ++c)
-            load_box(shared_address(smem.k) + c * KEYS * 128, k, 64 * c, part.first_key, kv_head, batch, k_full);
+        const auto load_keys = [&](const TensorMap& map, unsigned to, unsigned full) {
+            arrive_expecting(full, Storage::BLOCK_BYTES);
+            for (int c = 0; c < Storage::COLUMNS; ++c)
+                load_box(to + c * KEYS * 128, map, 64 * c, part.first_key, kv_head, batch, full);
+        };
+        const auto load_block = [&] {
+            wait(v_empty + 8 * place_of<D>(parity), phase_of<D>(parity, half) ^ 1);
+            load_keys(v, shared_address(smem.v[place_of<D>(parity)]), v_full + 8 * place_of<D>(parity));
+            wait(k_empty + 8 * place_of<D>(parity), phase_of<D>(parity, half) ^ 1);
+            smem.blocks[parity] = part;
+            load_keys(k, shared_address(smem.k[place_of<D>(parity)]), k_full + 8 * place_of<D>(parity));
+            half ^= parity;
+            parity ^= 1;
+        };
+        if (D == 64) load_block();
         int next = part.order;
         unsigned place = problem.order[next].place;
+        if (D == 128) load_block();  // behind this read, as it may wait
 #pragma unroll 1
         for (int left = part.steps; left > 0; --left) {
             const unsigned q_full = shared_address(smem.q_full + stage.index());
@@ -117,15 +137,37 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
             if (left > 1) place = problem.order[++next].place;
         }
     }
-    wait(k_empty, parity ^ 1);
+    wait(k_empty + 8 * place_of<D>(parity), phase_of<D>(parity, half) ^ 1);
     smem.blocks[parity].steps = 0;
-    arrive(k_full);
+    arrive(k_full + 8 * place_of<D>(parity));
+}
+
+// The L2 takes K and V of a block of keys, and at the beginning of a task the first tiles.
+template <int D, int M, int STAGES>
+__device__ __forceinline__ void fetch(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& dout,
+                                      const Gradients& problem, int at, bool begins) {
+    constexpr int COLUMNS = D / 64;
+    Part part = problem.parts[at];
+    if (part.steps == 0) part = problem.parts[at + 1];
+    const int batch = part.head >> 16, kv_head = part.head & 0xFFFF;
+    for (int c = 0; c < COLUMNS; ++c) fetch_box(k, 64 * c, part.first_key, kv_head, batch);
+    for (int c = 0; c < COLUMNS; ++c) fetch_box(v, 64 * c, part.first_key, kv_head, batch);
+    if (!begins) return;
+#pragma unroll 1
+    for (int step = 0; step < min(part.steps, STAGES); ++step) {
+        const unsigned place = problem.order[part.order + step].place;
+        const int head = kv_head * problem.group + (place >> 16), row = M * (place & 0xFFFF);
+        for (int c = 0; c < COLUMNS; ++c) fetch_box(q, 64 * c, row, head, batch);
+        for (int c = 0; c < COLUMNS; ++c) fetch_box(dout, 64 * c, row, head, batch);
+    }
 }
 
 // A thread adds what is left of dQ in every other step, the even ones or the odd ones, to the sums in global memory, each
-// tile's in its turn. Until an addition is over may take as long as a step: so there are two such threads.
+// tile's in its turn. Until an addition is over may take as long as a step: so there are two such threads. At D = 128 one of
+// them has the L2 take the next block of keys 8 steps before it.
 template <int D, int M, int STAGES>
-__device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gradients& problem, int odd) {
+__device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const TensorMap& q, const TensorMap& k,
+                                    const TensorMap& v, const TensorMap& dout, const Gradients& problem, int odd) {
     using Storage = SharedStorage<D, M, STAGES>;
     const unsigned full = shared_address(smem.sums_full[odd]), empty = shared_address(smem.sums_empty);
     unsigned parity = 0;
@@ -134,6 +176,7 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
         const Part* const parts = problem.parts + 2 * task;
         const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
         const int steps = parts[0].steps + parts[1].steps, order = parts->order;
+        const int halfway = parts[0].steps;
         int step = skip;
 #pragma unroll 1
         for (; step < steps; step += 2) {
@@ -144,6 +187,7 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
 #pragma unroll
             for (int w = 0; w < CONSUMERS; ++w) {
                 wait(full + 8 * w, parity);
+                if (APART<D>) publish_to_tma();  // here, not by the warps that stored dQ
                 const unsigned from = shared_address(smem.sums[w]);
                 if (now.turn) add_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
                 else store_floats(sums + w * (M * D / 2), from, Storage::SUM_BYTES);
@@ -156,6 +200,11 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Gra
             wait_until_stored();
             pass_turn(problem.turns + tile, now.turn + 1);
             parity ^= 1;
+            if (D == 128 && odd == 0) {
+                const bool second = halfway > 0 && step / 2 == max(0, halfway - 8) / 2;
+                if (second || (step / 2 == max(0, steps - 8) / 2 && task + gridDim.x < problem.all_tasks))
+                    fetch<D, M, STAGES>(q, k, v, dout, problem, second ? 2 * task + 1 : 2 * (task + gridDim.x), !second);
+            }
         }
         skip = step - steps;
     }
@@ -204,11 +253,12 @@ __device__ __forceinline__ void finish_tiles(int& finished, const Gradients& pro
 
 // dQ = dS * K: one of the two parts of a step's.
 template <typename T, int D, int M, int STAGES>
-__device__ __forceinline__ void begin_dq(SharedStorage<D, M, STAGES>& smem, float (&dq)[32], int part, unsigned step_parity) {
+__device__ __forceinline__ void begin_dq(SharedStorage<D, M, STAGES>& smem, float (&dq)[32], int part, unsigned step_parity,
+                                         int block) {
+    const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128) + (D == 64 ? part * M / 2 * 128 : 0);
+    const auto of_keys = descriptor(shared_address(smem.k[block]) + (D == 64 ? 0 : part * KEYS * 128), KEYS * 128, 1024);
     begin_products();
-    const unsigned rows = shared_address(smem.ds[0][0]) + step_parity * (CONSUMERS * M * 128);
-    const auto of_ds = descriptor(rows + (D == 64 ? part * M / 2 * 128 : 0), 16, 1024);
-    const auto of_keys = descriptor(shared_address(smem.k) + (D == 64 ? 0 : part * KEYS * 128), KEYS * 128, 1024);
+    const auto of_ds = descriptor(rows, 16, 1024);
 #pragma unroll
     for (int j = 0; j < KEYS / 16; ++j)
         multiply<T, true>(dq, advanced(of_ds, j / 4 * M * 128 + j % 4 * 32), advanced(of_keys, 16 * j * 128), j);
@@ -220,13 +270,12 @@ template <int D, int M, int STAGES>
 __device__ __forceinline__ void leave_dq(SharedStorage<D, M, STAGES>& smem, const float (&dq)[32], int part,
                                          unsigned step_parity) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const unsigned sums = shared_address(smem.sums[part]);
+    const int row = 16 * warp + lane / 4;
+    const unsigned first = shared_address(smem.sums[0]) + 256 * row + permuted(row, lane % 4 / 2) * 16 + lane % 2 * 8;
 #pragma unroll
-    for (int n = 0; n < 32; n += 2) {
-        const int row = 16 * warp + lane / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + lane % 4 * 2;
-        store_pair(sums + 256 * row + permuted(row, column / 4) * 16 + column % 4 * 4, dq[n], dq[n + 1]);
-    }
-    publish_to_tma();
+    for (int n = 0; n < 32; n += 2)  // permuted() leaves the bits of 8 columns to n
+        store_pair(moved(first, n / 4 * 32) + part * SharedStorage<D, M, STAGES>::SUM_BYTES + n / 2 % 2 * 2048, dq[n], dq[n + 1]);
+    if (!APART<D>) publish_to_tma();
     __syncwarp();
     arrive_for_warp(shared_address(smem.sums_full[0]) + 8 * part + step_parity * (8 * CONSUMERS));
 }
@@ -238,21 +287,22 @@ __device__ __forceinline__ void compute_dq(SharedStorage<D, M, STAGES>& smem) {
     unsigned step_parity = 0, ds_phase = 0;
 #pragma unroll 1
     for (unsigned block_parity = 0;; block_parity ^= 1) {
-        wait(shared_address(&smem.k_full), block_parity);
+        wait(shared_address(smem.k_full), block_parity);
         int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
         if (steps == 0) return;
 #pragma unroll 1
         for (; steps > 0; --steps) {
             wait(ds_full + 8 * step_parity, ds_phase);
+            publish_to_tma();  // here, not by the warps that stored dS
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
                 float dq[32];
-                begin_dq<T>(smem, dq, part, step_parity);
+                begin_dq<T>(smem, dq, part, step_parity, 0);
                 wait(shared_address(smem.sums_empty) + 8 * part, step_parity ^ 1);
                 finish_products<0>(dq);
                 if (part == 1) {
                     arrive_for_warp(ds_empty + 8 * step_parity);
-                    if (steps == 1) arrive_for_warp(shared_address(&smem.k_empty));
+                    if (steps == 1) arrive_for_warp(shared_address(smem.k_empty));
                 }
                 leave_dq(smem, dq, part, step_parity);
             }
@@ -271,7 +321,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const unsigned q_full = shared_address(smem.q_full), q_empty = shared_address(smem.q_empty);
     const unsigned dout_full = shared_address(smem.dout_full), dout_empty = shared_address(smem.dout_empty);
-    const unsigned k_block = shared_address(smem.k), v_block = shared_address(smem.v);
+    const unsigned k_empty = shared_address(smem.k_empty), v_empty = shared_address(smem.v_empty);
     const unsigned ds_full = shared_address(smem.ds_full), ds_empty = shared_address(smem.ds_empty);
     const unsigned sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
@@ -283,7 +333,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     unsigned p[M / 16][4], ds[M / 16][4];
     const int zero = problem.paired >> 1;
     Stage<STAGES> stage;
-    unsigned step_parity = 0, block_parity = 0, ds_phase = 0;
+    unsigned block_parity = 0, block_half = 0, step_parity = 0, ds_phase = 0;
 
     const auto q_stage = [&] { return shared_address(smem.q) + stage.index() * Storage::TILE_BYTES; };
     const auto dout_stage = [&] { return shared_address(smem.dout) + stage.index() * Storage::TILE_BYTES; };
@@ -299,12 +349,12 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const auto begin_scores = [&] {
         wait(q_full + 8 * stage.index(), stage.phase());
         begin_products();
-        multiply_by_tile(s, k_block, q_stage());
+        multiply_by_tile(s, shared_address(smem.k[place_of<D>(block_parity)]), q_stage());
     };
     const auto begin_dp = [&] {
         wait(dout_full + 8 * stage.index(), stage.phase());
         begin_products();
-        multiply_by_tile(dp, v_block, dout_stage());
+        multiply_by_tile(dp, shared_address(smem.v[place_of<D>(block_parity)]), dout_stage());
     };
     // dV += P^T * dO, or dK += dS^T * Q
     const auto accumulate = [&](float (&sum)[D / 2], const unsigned (&rows)[M / 16][4], unsigned tile, int add) {
@@ -372,8 +422,8 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         ds_phase ^= step_parity;
         step_parity ^= 1;
     };
-    // dV or dK goes to shared memory, the first 64 columns to one place and the others to another, and out.
-    const auto begin_store = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
+    // dV or dK goes to shared memory, the first 64 columns to one place and the others to another.
+    const auto leave_sum = [&](const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -382,12 +432,34 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 const unsigned to = swizzled_offset(16 * warp + lane / 4 + 8 * half, d % 8) + lane % 4 * 4;
                 store_word((d < 8 ? first : second) + to, both);
             }
+    };
+    // It leaves from there.
+    const auto store_sum = [&](const TensorMap& map, unsigned first, unsigned second) {
+        const auto& its = smem.blocks[block_parity];
+        for (int c = 0; c < Storage::COLUMNS; ++c)
+            store_box(map, 64 * c, its.first_key + 64 * consumer, its.head & 0xFFFF, its.head >> 16, c ? second : first);
+    };
+    // D = 128: one of them.
+    const auto begin_store = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
+        leave_sum(sum, factor, first, second);
         publish_to_tma();
         synchronize(2 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
-            const auto& its = smem.blocks[block_parity];
-            for (int c = 0; c < Storage::COLUMNS; ++c)
-                store_box(map, 64 * c, its.first_key + 64 * consumer, its.head & 0xFFFF, its.head >> 16, c ? second : first);
+            store_sum(map, first, second);
+            commit_stores();
+        }
+    };
+    // D = 64: both go to the place of dS of the step before the last: the other warpgroup read it before it stored its last dS.
+    const auto own_place = [&] { return own_ds + step_parity * (CONSUMERS * M * 128); };
+    const auto begin_stores = [&] {
+        const unsigned its_dv = own_place(), its_dk = its_dv + 64 * 128;
+        leave_sum(dv, 1, its_dv, its_dv);
+        leave_sum(dk, problem.scale, its_dk, its_dk);
+        publish_to_tma();
+        synchronize(2 + consumer, 128);
+        if (threadIdx.x % 128 == 0) {
+            store_sum(dv_map, its_dv, its_dv);
+            store_sum(dk_map, its_dk, its_dk);
             commit_stores();
         }
     };
@@ -398,12 +470,12 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     };
 
     for (;;) {
-        wait(shared_address(&smem.k_full), block_parity);
+        wait(shared_address(smem.k_full) + 8 * place_of<D>(block_parity), phase_of<D>(block_parity, block_half));
         int steps = __shfl_sync(~0u, smem.blocks[block_parity].steps, 0);
         if (steps == 0) break;
         if constexpr (!APART<D>) {
             begin_scores();
-            wait(shared_address(&smem.v_full), block_parity);
+            wait(shared_address(smem.v_full) + 8 * place_of<D>(block_parity), phase_of<D>(block_parity, block_half));
             begin_dp();
             finish_products<1>(s);
             exponentiate();
@@ -435,7 +507,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 stage.advance();
                 begin_scores();
                 wait(ds_full + 8 * step_parity, ds_phase);
-                begin_dq<T>(smem, dq, consumer, step_parity);
+                begin_dq<T>(smem, dq, consumer, step_parity, place_of<D>(block_parity));
                 finish_products<1>(s);
                 exponentiate(0, EARLY);
                 wait_for_sums();
@@ -445,23 +517,25 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 begin_dp();
                 exponentiate(EARLY, M / 2);
             }
-            arrive_for_warp(shared_address(&smem.v_empty));
             wait(ds_full + 8 * step_parity, ds_phase);
-            begin_dq<T>(smem, dq, consumer, step_parity);
+            begin_dq<T>(smem, dq, consumer, step_parity, place_of<D>(block_parity));
             finish_products<2>(dv);
             release(p);
+            arrive_for_warp(dout_empty + 8 * stage.index());
             finish_products<1>(dk);
             release(ds);
+            arrive_for_warp(q_empty + 8 * stage.index());
             wait(sums_empty, step_parity ^ 1);
             finish_products<0>(dq);
-            arrive_for_warp(shared_address(&smem.k_empty));
             leave_dq(smem, dq, consumer, step_parity);
             next_step();
-            synchronize(1, 128 * CONSUMERS);  // nobody reads dS, nor this Q and dO, any more
-            begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
+            begin_stores();
+            __syncwarp();
+            arrive_for_warp(v_empty + 8 * place_of<D>(block_parity));
+            arrive_for_warp(k_empty + 8 * place_of<D>(block_parity));  // with its part
         } else {
             begin_scores();
-            wait(shared_address(&smem.v_full), block_parity);
+            wait(shared_address(smem.v_full), block_parity);
             end_store();  // of the block before
             float weights[M / 2];  // P, as dP takes the registers of S
 #pragma unroll 1
@@ -472,7 +546,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 for (int n = 0; n < M / 2; ++n) weights[n] = s[n];
                 wait(dout_full + 8 * stage.index(), stage.phase());
                 begin_products();
-                multiply_by_tile(s, v_block, dout_stage());  // dP
+                multiply_by_tile(s, shared_address(smem.v[0]), dout_stage());  // dP
                 load_delta(ahead, 0);
                 finish_products<0>(s);
 #pragma unroll
@@ -493,7 +567,6 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 const unsigned to = ds_place();
 #pragma unroll
                 for (int j = 0; j < M / 16; ++j) leave_ds(to, j);
-                publish_to_tma();
                 __syncwarp();
                 arrive_for_warp(ds_full + 8 * step_parity);
                 if (--steps == 0) break;
@@ -508,24 +581,25 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
                 arrive_for_warp(q_done);
                 next_step();
             }
+            arrive_for_warp(v_empty);  // behind the loop: a branch in it would move the exponentials
             finish_products<1>(dv);
             release(p);
             finish_products<0>(dk);
             release(ds);
-            arrive_for_warp(shared_address(&smem.v_empty));
-            arrive_for_warp(shared_address(&smem.k_empty));
-            wait(ds_empty + 8 * step_parity, ds_phase);  // nobody reads dS any more
+            arrive_for_warp(k_empty);
+            synchronize(1, 128 * CONSUMERS);  // nobody reads this Q and dO any more
+            const unsigned place = consumer ? q_stage() : dout_stage();
+            begin_store(dv_map, dv, 1, place, place + M * 128);
+            wait(ds_empty + 8 * step_parity, ds_phase);  // nor dS
             next_step();
-            begin_store(dv_map, dv, 1, own_ds, own_ds + CONSUMERS * M * 128);
-            synchronize(1, 128 * CONSUMERS);  // nor this Q and dO
+            begin_store(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
+            if (threadIdx.x % 128 == 0) wait_until_read<1>();
+            __syncwarp();
+            arrive_for_warp(q_empty + 8 * stage.index());
+            arrive_for_warp(dout_empty + 8 * stage.index());
         }
-        const unsigned place = consumer ? q_stage() : dout_stage();
-        begin_store(dk_map, dk, problem.scale, place, place + M * 128);
-        if (threadIdx.x % 128 == 0) wait_for_stores();
-        __syncwarp();
-        arrive_for_warp(q_empty + 8 * stage.index());
-        arrive_for_warp(dout_empty + 8 * stage.index());
         stage.advance();
+        block_half ^= block_parity;
         block_parity ^= 1;
     }
     end_store();
@@ -548,10 +622,14 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
             init_barrier(shared_address(smem.dout_empty + stage), 4 * CONSUMERS);
         }
         smem.finished = 0;
-        init_barrier(shared_address(&smem.k_full), 1);
-        init_barrier(shared_address(&smem.v_full), 1);
-        init_barrier(shared_address(&smem.k_empty), 4 * (CONSUMERS + APART<D>));
-        init_barrier(shared_address(&smem.v_empty), 4 * CONSUMERS);
+        for (int block = 0; block < BLOCKS<D>; ++block) {
+            init_barrier(shared_address(smem.k_full + block), 1);
+            init_barrier(shared_address(smem.k_empty + block), 4 * (CONSUMERS + APART<D>));
+        }
+        for (int block = 0; block < BLOCKS<D>; ++block) {
+            init_barrier(shared_address(smem.v_full + block), 1);
+            init_barrier(shared_address(smem.v_empty + block), 4 * CONSUMERS);
+        }
         for (int w = 0; w < CONSUMERS; ++w) {
             for (int odd = 0; odd < 2; ++odd) init_barrier(shared_address(smem.sums_full[odd] + w), 4);
             init_barrier(shared_address(smem.sums_empty + w), 1);
@@ -564,7 +642,7 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     if (threadIdx.x < 128) {
         give_registers<PRODUCER_REGISTERS<D>>();
         if (threadIdx.x == 0) load(smem, q, k, v, dout, problem);
-        else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, problem, threadIdx.x / 32 - 1);
+        else if (threadIdx.x == 32 || threadIdx.x == 64) add(smem, q, k, v, dout, problem, threadIdx.x / 32 - 1);
         else if (FINISHES && threadIdx.x >= 96) finish_tiles<T, D, CAUSAL, M, 1>(smem.finished, problem);
         return;
     }
@@ -585,14 +663,15 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
 template <typename T> struct alignas(16) Eight { T each[8]; };
 
 // Before: of each row, the negated log-sum-exp in powers of two and the sum of O * dO; no tile has had a turn; and the
-// turn of each step. The first CTAs have `256 / (D / 8)` rows each, of all query heads; the rest 256 steps each.
+// turn of each step. The first CTAs have 256 steps each, which take longest; the rest `256 / (D / 8)` rows, of all query heads.
 template <typename T, int D, bool CAUSAL, int M>
 __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients problem, int grid) {
     constexpr int LANES = D / 8, ROWS = 256 / LANES;
     const int padded = problem.tiles * M, all_heads = problem.batch * problem.heads;
     const int row_ctas = all_heads * (padded / ROWS);
-    if (blockIdx.x < row_ctas) {
-        const int head = blockIdx.x / (padded / ROWS), row = blockIdx.x % (padded / ROWS) * ROWS + threadIdx.x / LANES;
+    const int others = gridDim.x - row_ctas, block = blockIdx.x < others ? row_ctas + blockIdx.x : blockIdx.x - others;
+    if (block < row_ctas) {
+        const int head = block / (padded / ROWS), row = block % (padded / ROWS) * ROWS + threadIdx.x / LANES;
         const int batch = head / problem.heads, of_batch = head % problem.heads, lane = threadIdx.x % LANES;
         float sum = 0;
         if (row < problem.queries) {
@@ -616,7 +695,7 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Gradients
         return;
     }
     const Schedule<M, CAUSAL> schedule{problem, grid};
-    const int number = (blockIdx.x - row_ctas) * 256 + threadIdx.x;
+    const int number = (block - row_ctas) * 256 + threadIdx.x;
     if (number < problem.all_tasks) {
         const int head = number / problem.tasks, member = number % problem.tasks, parts = schedule.parts(member);
         const unsigned packed = head / problem.kv_heads << 16 | head % problem.kv_heads;

@@ -117,6 +117,12 @@ __device__ __forceinline__ int permuted(int row, int chunk) { return chunk ^ row
 
 // wgmma ---------------------------------------------------------------------------------------------------------------
 
+// An address with these bits changed, computed where it is needed: ptxas would hold 16 of them in registers.
+__device__ __forceinline__ unsigned moved(unsigned address, int bits) {
+    unsigned to;
+    asm volatile("xor.b32 %0, %1, %2;" : "=r"(to) : "r"(address), "r"(bits));
+    return to;
+}
 // Products that read these registers are over: until here the compiler keeps them.
 template <int N> __device__ __forceinline__ void release(const unsigned (&rows)[N][4]) {
 #pragma unroll
@@ -153,6 +159,11 @@ __device__ __forceinline__ void store_pair(unsigned address, float x, float y) {
 }
 __device__ __forceinline__ void store_word(unsigned address, unsigned x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+// A box comes to the L2.
+__device__ __forceinline__ void fetch_box(const TensorMap& map, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column), "r"(row),
+                 "r"(head), "r"(batch) : "memory");
 }
 // Dense memory comes, and counts its bytes on the barrier.
 __device__ __forceinline__ void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {

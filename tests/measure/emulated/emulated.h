@@ -37,6 +37,7 @@ inline float infinity() { return INFINITY; }
 template <typename T> unsigned pack(float a, float b) { return bf16(a) | unsigned(bf16(b)) << 16; }
 template <typename T> unsigned pack_here(float a, float b) { return pack<T>(a, b); }
 inline float exp2_here(float x) { return exp2f(x); }
+inline unsigned moved(unsigned address, int bits) { return address ^ bits; }
 
 namespace emu {
 inline std::mt19937 rng;
@@ -112,6 +113,9 @@ inline void load_box(unsigned to, const TensorMap& m, int col, int row, int head
         }
         auto& b = cta->barriers[bar]; b.tx -= map->box * 128; end_phase(b);
     });
+}
+inline void fetch_box(const TensorMap& m, int col, int row, int head, int batch) {
+    assert(col % 64 == 0 && col < m.cols && row < m.rows && head < m.heads && batch < m.batch);
 }
 inline void load_bytes(unsigned to, const void* from, int bytes, unsigned bar) {
     auto* cta = emu::current->cta; assert(to % 16 == 0 && (size_t)from % 16 == 0 && bytes % 16 == 0);

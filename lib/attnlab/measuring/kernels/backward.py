@@ -56,9 +56,10 @@ class Tiling:
     def shared_bytes(self) -> int:
         """As `SharedStorage` in the source: K, V, rings of Q and dO, 2 of dS, dQ, and numbers of rows and steps."""
         tile, block, stages = 2 * self.rows * self.head_dim, 2 * KEYS * self.head_dim, self.stages
+        blocks = 2 if self.head_dim == 64 else 1  # of keys, held at once
         of_rows = 2 * -(-4 * stages * self.rows // 128) * 128
-        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 14)
-        whole = 2 * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
+        small = -(-4 * stages // 16) * 16 + 2 * 16 + 8 + 8 * (4 * stages + 4 * blocks + 10)
+        whole = 2 * blocks * block + 2 * stages * tile + 4 * self.rows * KEYS + 2 * tile + of_rows + small
         return -(-whole // 128) * 128
 
     def expressions(self, dtype: str, causal: bool) -> tuple[str, str, str]:
