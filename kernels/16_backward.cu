@@ -13,7 +13,8 @@
 //         are issued, and dS is stored beside them. S of the next step is issued behind dK, once dV is over. A third warpgroup
 //         computes dQ, one half after the other, and stores it for TMA. dS has two buffers, so consumers wait for that
 //         warpgroup only if it is a step late, and one consumer may be a step ahead of the other. Readers of dS and dQ fence
-//         them, not the warps that store them.
+//         them, not the warps that store them: a proxy fence has to be on the path from the write to the access by the other
+//         proxy, and in the CTA of that access (Lustig, Cooksey and Giroux, Mixed-proxy extensions, ISCA 2022, section 5.4).
 //         D = 64, M = 128: dV and dK are issued as soon as dS is in registers, then S of the next step, and then dQ, of which
 //         each warpgroup computes a half. Half of the exponentials run beside dQ, the others beside dP. A warpgroup may be half
 //         a step behind the other: one has products under way while the other computes.
