@@ -34,13 +34,19 @@ struct alignas(16) Pass {
     // The tile with which the pass begins (jobs.cuh).
     template <typename P, bool CAUSAL> __device__ __forceinline__ int first_tile() const {
         const int seen = CAUSAL ? keys - queries + (member < 0 ? 0 : 64 * max(first_block, 0)) + 1 : keys;
-        return max(seen / P::KEYS - 1, 0);
+        return last_whole<P::KEYS>(seen);
     }
     // The tiles that a block sees, at least one: without keys it is masked.
     template <typename P, bool CAUSAL> __device__ __forceinline__ int tiles(int block) const {
         return max(((CAUSAL ? min(keys, earlier() + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS, 1);
     }
 };
+
+// Of the blocks from `first_block` on, the first that sees a tile; all see tile 0, which may be masked.
+template <typename P, bool CAUSAL> __device__ __forceinline__ int first_to_see(int tile, int first_block, const int& earlier) {
+    const int first = max(first_block, 0);
+    return CAUSAL && tile ? max(first, (P::KEYS * tile - earlier) >> 6) : first;
+}
 
 // The passes of a call in memory: behind one pass's worth of bytes, that begin with their number and with a counter of those
 // that are taken, there is one for all heads of K and V.
@@ -275,8 +281,7 @@ template <typename P, bool CAUSAL> struct Dealer {
     }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
     __device__ __forceinline__ int first_user(int tile, int first_block) const {
-        const int first = max(first_block, 0);
-        return CAUSAL && tile ? max(first, (P::KEYS * tile - earlier) >> 6) : first;
+        return first_to_see<P, CAUSAL>(tile, first_block, earlier);
     }
     __device__ __forceinline__ void load_keys(unsigned to, const TensorMap& map, int column, int tile, int kv_head,
                                               unsigned barrier) const {
@@ -346,8 +351,7 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
         for (int place = 0; place < tiles; ++place) {
             const int tile = tile_at(place, its_first), key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
             const int end = problem.page.remainder(key) + rows;
-            const int first = CAUSAL && tile ? (P::KEYS * tile - pass.earlier()) >> 6 : 0;
-            const int users = uniform(pass.last_block + 1 - max(max(pass.first_block, first), 0));
+            const int users = uniform(pass.last_block + 1 - first_to_see<P, CAUSAL>(tile, pass.first_block, pass.earlier()));
             const auto load = [&](const TensorMap& parameter, int i, int end) {
                 const TensorMap& map = once(parameter);
                 const unsigned barrier = 8 * (2 * state.index() + i);

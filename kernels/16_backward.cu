@@ -73,7 +73,7 @@ template <int D, int M, int STAGES> struct SharedStorage {
     static constexpr int TILE_BYTES = M * D * 2, BLOCK_BYTES = KEYS * D * 2, SUM_BYTES = M * D * 2;  // sums: of a warpgroup
     unsigned char k[BLOCKS<D>][BLOCK_BYTES], v[BLOCKS<D>][BLOCK_BYTES];
     unsigned char q[STAGES][TILE_BYTES], dout[STAGES][TILE_BYTES];
-    unsigned char ds[2][CONSUMERS][M * 128];  // of a step and the next; then dV and dK, 64 columns in each of the two
+    unsigned char ds[2][CONSUMERS][M * 128];  // of a step and the next; then dK, and at D = 64 dV
     unsigned char sums[CONSUMERS][SUM_BYTES];
     alignas(128) float negated[STAGES][M], delta[STAGES][M];
     int ahead[STAGES];  // of a stage's first query's last key, the first key of the block
@@ -326,7 +326,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
     const unsigned ds_full = shared_address(smem.ds_full), ds_empty = shared_address(smem.ds_empty);
     const unsigned sums_empty = shared_address(smem.sums_empty) + 8 * consumer;
     const float scale_log2 = problem.scale * LOG2_E;
-    // Where this warpgroup stores dS and, of each 64 columns, dV and dK.
+    // Where this warpgroup stores dS, and then dK.
     const unsigned own_ds = shared_address(smem.ds[0][consumer]);
 
     float dk[D / 2], dv[D / 2], s[M / 2], dp[M / 2], dq[32];
@@ -440,29 +440,23 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
         for (int c = 0; c < Storage::COLUMNS; ++c)
             store_box(map, 64 * c, its.first_key + 64 * consumer, its.head & 0xFFFF, its.head >> 16, c ? second : first);
     };
-    // D = 128: one of them.
-    const auto begin_store = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
-        leave_sum(sum, factor, first, second);
+    const auto begin_stores = [&](const auto& store) {
         publish_to_tma();
         synchronize(2 + consumer, 128);
-        if (threadIdx.x % 128 == 0) {
-            store_sum(map, first, second);
-            commit_stores();
-        }
+        if (threadIdx.x % 128 == 0) store(), commit_stores();
+    };
+    // D = 128: one of them.
+    const auto store_one = [&](const TensorMap& map, const float (&sum)[D / 2], float factor, unsigned first, unsigned second) {
+        leave_sum(sum, factor, first, second);
+        begin_stores([&] { store_sum(map, first, second); });
     };
     // D = 64: both go to the place of dS of the step before the last: the other warpgroup read it before it stored its last dS.
     const auto own_place = [&] { return own_ds + step_parity * (CONSUMERS * M * 128); };
-    const auto begin_stores = [&] {
+    const auto store_both = [&] {
         const unsigned its_dv = own_place(), its_dk = its_dv + 64 * 128;
         leave_sum(dv, 1, its_dv, its_dv);
         leave_sum(dk, problem.scale, its_dk, its_dk);
-        publish_to_tma();
-        synchronize(2 + consumer, 128);
-        if (threadIdx.x % 128 == 0) {
-            store_sum(dv_map, its_dv, its_dv);
-            store_sum(dk_map, its_dk, its_dk);
-            commit_stores();
-        }
+        begin_stores([&] { store_sum(dv_map, its_dv, its_dv), store_sum(dk_map, its_dk, its_dk); });
     };
     // Its place may be written again.
     const auto end_store = [&] {
@@ -530,7 +524,7 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             finish_products<0>(dq);
             leave_dq(smem, dq, consumer, step_parity);
             next_step();
-            begin_stores();
+            store_both();
             __syncwarp();
             arrive_for_warp(v_empty + 8 * place_of<D>(block_parity));
             arrive_for_warp(k_empty + 8 * place_of<D>(block_parity));  // with its part
@@ -590,10 +584,10 @@ __device__ __forceinline__ void consume(SharedStorage<D, M, STAGES>& smem, const
             arrive_for_warp(k_empty);
             synchronize(1, 128 * CONSUMERS);  // nobody reads this Q and dO any more
             const unsigned place = consumer ? q_stage() : dout_stage();
-            begin_store(dv_map, dv, 1, place, place + M * 128);
+            store_one(dv_map, dv, 1, place, place + M * 128);
             wait(ds_empty + 8 * step_parity, ds_phase);  // nor dS
             next_step();
-            begin_store(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
+            store_one(dk_map, dk, problem.scale, own_ds, own_ds + CONSUMERS * M * 128);
             if (threadIdx.x % 128 == 0) wait_until_read<1>();
             __syncwarp();
             arrive_for_warp(q_empty + 8 * stage.index());
@@ -626,8 +620,6 @@ backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
         for (int block = 0; block < BLOCKS<D>; ++block) {
             init_barrier(shared_address(smem.k_full + block), 1);
             init_barrier(shared_address(smem.k_empty + block), 4 * (CONSUMERS + APART<D>));
-        }
-        for (int block = 0; block < BLOCKS<D>; ++block) {
             init_barrier(shared_address(smem.v_full + block), 1);
             init_barrier(shared_address(smem.v_empty + block), 4 * CONSUMERS);
         }

@@ -112,6 +112,8 @@ struct Job {
     int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
 };
 
+// The last of the tiles of which so many keys are seen that is seen whole, or the first.
+template <int KEYS> __device__ __forceinline__ int last_whole(int seen) { return max(seen / KEYS - 1, 0); }
 // The tile at a place of a pass that begins with tile `first`, and goes on with the others in their order.
 __device__ __forceinline__ int tile_at(int place, int first) { return place == 0 ? first : place - (place <= first); }
 
@@ -266,7 +268,7 @@ template <typename P, bool CAUSAL> struct TileScheduler {
     // The tile with which a pass begins.
     __device__ __forceinline__ int first_tile(int first_block) const {
         const int seen = CAUSAL ? problem.last_key + first_row(max(first_block, 0)) + 1 : problem.keys;
-        return WHOLE_FIRST ? max(seen / P::KEYS - 1, 0) : 0;
+        return WHOLE_FIRST ? last_whole<P::KEYS>(seen) : 0;
     }
     // The tiles that a block sees.
     __device__ __forceinline__ int block_tiles(int block) const {
