@@ -323,18 +323,19 @@ _KERNELS: dict[str, Kernel] = {}
 
 
 def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str, box: int = 0) -> list[bytes]:
-    """The tensor maps of Q, K, V and O; only of K and V if each CTA of a pair loads its part of a tile's keys.
+    """The tensor maps of Q, K, V and O; only of K and V for caches, or if CTAs of a pair load parts of a tile's keys.
 
     Args:
-        box: the rows of boxes of K and V, if these are in pages.
+        box: the rows of boxes of K and V, if these may be in pages.
     """
     output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
-    boxes = [(q, tile.box), (k, box or tile.keys), (v, box or tile.keys), (output, tile.box)]
-    if rung.paired:
-        boxes = [(tensor, tile.keys // PAIR) for tensor in (k, v)]
+    keys = tile.keys // PAIR if rung.paired else box or tile.keys
+    boxes = [(k, keys), (v, keys)]
+    if not (rung.paired or rung.by_lengths):
+        boxes = [(q, tile.box), *boxes, (output, tile.box)]
     # An address that the driver accepts for a map; each launch replaces it by its tensors' addresses, or refuses them.
     address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
-    encode = maps.ragged if rung.ragged else maps.strided if rung.strided else maps.contiguous
+    encode = maps.ragged if rung.ragged or rung.by_lengths else maps.strided if rung.strided else maps.contiguous
     return [encode(tensor, address, rows) for tensor, rows in boxes]
 
 
@@ -372,8 +373,7 @@ def _split(
         parameters = partial(Pointers, [packing, *unused], 7)
         if tile.rows >= WARPGROUP_ROWS:
             packing.k_step, packing.v_step = maps.step(k), maps.step(v)
-            address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
-            encoded = [maps.ragged(tensor, address, packing.box) for tensor in (k, v)]
+            encoded = _encoded(rung, tile, q, k, v, compiled.dtype, packing.box)
             parameters = partial(MappedPointers, [packing], 7, encoded)
     return SplitLaunch(
         compiled.function.kernel.ptr,
