@@ -184,14 +184,15 @@ def calibrate(device: torch.device) -> dict[str, float]:
 
 
 def _calls_that_fill(one: Replay) -> int:
-    """The number of calls that take about `GRAPH_US`, from 10 consecutive replays of the graph of 1 call."""
+    """The number of calls that take about `GRAPH_US`, from consecutive replays of the graph of 1 call."""
+    replays = 10
 
     def replay_all() -> None:
-        for _ in range(10):
+        for _ in range(replays):
             one.graph.replay()
 
     replay_all()
-    call_us = timed_us(torch.device("cuda"), replay_all) / 10
+    call_us = timed_us(torch.device("cuda"), replay_all) / replays
     return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US / call_us)))
 
 
