@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 from math import ceil
 from typing import Any
 
@@ -454,22 +455,20 @@ class Pass:
 
 def listed(lengths: list[tuple[int, int]], plan: Plan, sharing: int) -> list[Pass]:
     """The passes of sequences with these lengths (queries, keys), those that take longest first."""
-    parts = []
+    parts, each = [], plan.jobs_per_pass
     for sequence, (queries, keys) in enumerate(lengths):
         joined = queries <= 64 and sharing > 1
         blocks = sharing if joined else ceil(queries / 64)
         members = (-1,) if joined else range(sharing)
-        firsts = range(blocks - plan.jobs_per_pass, -plan.jobs_per_pass, -plan.jobs_per_pass)
-        firsts = firsts if plan.causal else range(0, blocks, plan.jobs_per_pass)
+        firsts = range(blocks - each, -each, -each) if plan.causal else range(0, blocks, each)
         made = [
-            Pass(sequence, queries, keys, first, min(first + plan.jobs_per_pass, blocks) - 1, member)
+            Pass(sequence, queries, keys, first, min(first + each, blocks) - 1, member)
             for first in (firsts if queries else ())
             for member in members
         ]
-        incomplete = [] if plan.causal else [one for one in made if one.blocks < plan.jobs_per_pass]
-        most = 1 + min(blocks, plan.jobs_per_pass)
-        parts.append((most * ceil(keys / plan.keys), [one for one in made if one not in incomplete]))
-        parts.append(((1 + blocks % plan.jobs_per_pass) * ceil(keys / plan.keys), incomplete))
+        whole = [one for one in made if plan.causal or one.blocks == each]
+        for part in filter(None, (whole, made[len(whole) :])):
+            parts.append((ceil(keys / plan.keys) * (1 + part[0].blocks), part))
     return [one for _, part in sorted(parts, key=lambda its: -its[0]) for one in part]
 
 
@@ -498,15 +497,9 @@ class RaggedCta(Cta):
         self.pass_empty = [Barrier(self.plan.consumers) for _ in self.slot]
         self.order = [(one, head) for one in self.passes for head in range(self.kv_heads)]
         if not self.plan.causal:  # the heads of a part follow each other
-            part = [(one.sequence, one.blocks < self.plan.jobs_per_pass) for one in self.passes]
-            place = {key: number for number, key in enumerate(part)}
-            self.order = [
-                (one, head)
-                for key in sorted(place, key=place.__getitem__)
-                for head in range(self.kv_heads)
-                for one, own in zip(self.passes, part, strict=True)
-                if own == key
-            ]
+            parts = groupby(self.passes, key=lambda one: (one.sequence, one.blocks < self.plan.jobs_per_pass))
+            every = [list(part) for _, part in parts]
+            self.order = [(one, head) for part in every for head in range(self.kv_heads) for one in part]
 
     def _deal(self, least: int) -> Agent:
         while self.dealt < least or (self.open and self.dealt < self.round + self.slots):
