@@ -11,12 +11,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward  # n
 from attnlab.serving import huggingface, ragged  # noqa: E402
 
 NAME = "attnlab"
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 64}
 FAMILIES = {
     "gpt2": lambda: transformers.GPT2Config(n_layer=2, n_head=2, n_embd=128, n_positions=64, vocab_size=512),
-    "llama": lambda: transformers.LlamaConfig(
-        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
-        **{"hidden_size": 64, "intermediate_size": 64, "vocab_size": 512},
-    ),
+    "llama": lambda: transformers.LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=512),
 }
 
 
@@ -27,10 +25,13 @@ def made(request, monkeypatch):
     monkeypatch.setattr(
         huggingface, "attend", lambda *args, **named: calls.append((*args, named["kv_lens"])) or inner(*args, **named)
     )
+    return of_tokens(FAMILIES[request.param]()), calls
+
+
+def of_tokens(config):
     attnlab.register()
     torch.manual_seed(1)
-    network = transformers.AutoModelForCausalLM.from_config(FAMILIES[request.param]())
-    return network.eval().requires_grad_(False), calls
+    return transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
 
 
 def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
@@ -113,6 +114,35 @@ def test_under_torch_compile_a_prompt_and_a_static_cache_break_no_graph(made):
     assert ["ops.attnlab.attention_of_lengths" in code for code in graphs] == [False, True]
 
 
+def test_generate_compiles_the_steps_after_a_static_cache_once():
+    """`generate` makes the mask of a step outside of the compiled model, and hands it to it."""
+    network, graphs = of_tokens(FAMILIES["llama"]()), []
+    settings = transformers.CompileConfig(
+        backend=lambda graph, _: graphs.append(graph.code) or graph.forward, fullgraph=True, mode=None
+    )
+    settings._compile_all_devices = True  # by default, models on a CPU aren't compiled
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "cache_implementation": "static"}
+    theirs, ours = by_both(network, lambda net: net.generate(tokens(), compile_config=settings, **options))
+    assert torch.equal(ours, theirs)
+    assert ["ops.attnlab.attention_of_lengths" in code for code in graphs] == [False, True]
+
+
+MASKING = {  # these change masks, or hand them on as those of another kind
+    "bert": lambda: transformers.BertConfig(**SIZES, vocab_size=512),
+    "doge": lambda: transformers.DogeConfig(**SIZES, num_key_value_heads=2, vocab_size=512),
+}
+
+
+@pytest.mark.parametrize("name", MASKING)
+@pytest.mark.parametrize("cache", CACHES)
+def test_models_that_handle_masks_themselves_get_those_of_transformers(name, cache):
+    network = of_tokens(MASKING[name]())
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "disable_compile": True}
+    options |= {"return_dict_in_generate": True, "output_logits": True, "cache_implementation": cache}
+    theirs, ours = by_both(network, lambda net: torch.stack(net.generate(tokens(), **options).logits))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
     q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     theirs, _ = sdpa_attention_forward(torch.nn.Identity(), q, k, v, None)
@@ -122,8 +152,6 @@ def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
 
 
 # Padded and packed sequences
-
-SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 64}
 
 
 def windowed(size):

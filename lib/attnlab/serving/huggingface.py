@@ -19,8 +19,11 @@ from attnlab.study.tuning import FEW_QUERIES
 
 BEYOND = ("position_bias", "softcap", "s_aux", "cache")
 """Arguments for attention that isn't softmax(scale·Q·Kᵀ)·V."""
+# Attributes of masks. Copies and parts lack them, so that a model may change a mask of its own.
 ENDS = "attnlab_ends"
-"""An attribute of masks that stand for packed sequences: their ends in Q and K, and `causal`. Copies lack it."""
+"""The ends of packed sequences in Q and K, and `causal`."""
+LENGTHS = "attnlab_lengths"
+"""For a few queries after a cache, the number of used keys of each sequence, int32 ``(batch,)``."""
 
 
 def attention(
@@ -36,9 +39,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """`attend` with the parameters of transformers' attention functions.
 
-    Transformers' own SDPA computes dropout, biases, and masks that aren't lengths. It also computes a causal prompt
-    over more keys than queries, whose mask transformers aligns to the beginning. `kernel.ragged` takes lengths that
-    `_mask` found in a mask, and without a mask `cu_seq_lens_q` and `cu_seq_lens_k`. Padded rows of its output are 0.
+    Transformers' own SDPA computes dropout, biases, and masks without an attribute of `_mask`. It also computes a
+    causal prompt over more keys than queries, whose mask transformers aligns to the beginning. `kernel.ragged` takes
+    the `ENDS` of a mask, and without a mask `cu_seq_lens_q` and `cu_seq_lens_k`. Padded rows of its output are 0.
 
     Args:
         query: ``(batch, heads, seq_len, head_dim)``.
@@ -49,17 +52,24 @@ def attention(
     """
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     plain = not dropout and all(others.get(name) is None for name in BEYOND) and key.shape == value.shape
-    lengths = attention_mask if attention_mask is not None and attention_mask.ndim == 1 else None
+    lengths = getattr(attention_mask, LENGTHS, None) if _fits(attention_mask, query, key) else None
     known = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
     output = _in_a_row((query, key, value), attention_mask, causal, scaling, known) if plain else None
     if output is not None:
         return output, None
-    if lengths is not None and not plain:
-        attention_mask = oracle.seen(lengths, query.shape[2], key.shape[2])
-    if not plain or (lengths is None and (attention_mask is not None or (causal and query.shape[2] != key.shape[2]))):
+    if lengths is not None:
+        causal = query.shape[2] > 1
+    elif attention_mask is not None or (causal and query.shape[2] != key.shape[2]):
+        plain = False
+    if not plain:
         masked = (attention_mask, dropout, scaling, is_causal)
         return sdpa_attention_forward(module, query, key, value, *masked, **others)
     return attend(query, key, value, causal, scaling, kv_lens=lengths).transpose(1, 2).contiguous(), None
+
+
+def _fits(mask: Tensor | None, q: Tensor, k: Tensor) -> bool:
+    """Whether a mask is for all sequences, queries and keys."""
+    return mask is not None and mask.shape == (len(q), 1, q.shape[2], k.shape[2]) and len(q) == len(k)
 
 
 def _in_a_row(
@@ -67,9 +77,9 @@ def _in_a_row(
 ) -> Tensor | None:
     """O of packed sequences, by the mask's ends or else the `known` ones; None for a mask that isn't served."""
     q, k, _ = given
-    (batch, _, queries, head_dim), keys = q.shape, k.shape[2]
+    batch, _, queries, head_dim = q.shape
     if mask is not None:
-        fits = hasattr(mask, ENDS) and mask.shape == (batch, 1, queries, keys) and len(k) == batch
+        fits = hasattr(mask, ENDS) and _fits(mask, q, k)
         if not fits or context.needs_gradients(*given) or head_dim not in ragged.head_dims(q.dtype, q.device):
             return None
         *found, causal = getattr(mask, ENDS)
@@ -85,8 +95,7 @@ def _mask(**given: Any) -> Tensor | None:
     """The mask of `transformers.masking_utils.sdpa_mask`, unless `attend` computes without one.
 
     A plain causal prompt has no mask, also under torch.compile, where transformers makes one for PyTorch before 2.14.
-    For a few queries after a cache, the mask is the number of used keys of each sequence, int32 ``(batch,)``. The mask
-    of a padded or packed prompt has the attribute `ENDS`.
+    For a few queries after a cache, the mask has the attribute `LENGTHS`; for a padded or packed prompt, `ENDS`.
     """
     q_length, kv_length, q_offset = given["q_length"], given["kv_length"], given.get("q_offset", 0)
     attention_mask, local_size = given.get("attention_mask"), given.get("local_size")
@@ -104,7 +113,10 @@ def _mask(**given: Any) -> Tensor | None:
     told = attention_mask is None or not is_tracing(attention_mask)
     if plain and causal and after_cache and told and (attention_mask is None or attention_mask.all()):  # waits for it
         ends = torch.full((given["batch_size"],), q_length, device=given.get("device", "cpu")) + q_offset
-        return ends.to(torch.int32)  # once for all layers
+        lengths = ends.to(torch.int32)  # once for all layers
+        seen = oracle.seen(lengths, q_length, kv_length)
+        setattr(seen, LENGTHS, lengths)
+        return seen
     found = None
     if plain and whole and not given.get("use_vmap"):
         found = _packed(parts)
