@@ -81,6 +81,8 @@ def test_compiled_under_autocast_it_gives_the_dtype_that_sdpa_does(dtype, length
             expected = scaled_dot_product_attention(*given)
             torch.testing.assert_close(compiled(*given), expected)
             torch.testing.assert_close(attnlab.attend(*given, **options), expected)
+            packed, ends = [each[0].transpose(0, 1) for each in given], torch.tensor([0, 33])
+            torch.testing.assert_close(attnlab.attend_ragged(*packed, ends, ends).transpose(0, 1), expected[0])
             if not lengths:
                 torch.testing.assert_close(torch.ops.attnlab.attention(*given), expected)
 

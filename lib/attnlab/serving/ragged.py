@@ -83,7 +83,7 @@ def packed(
 ) -> Tensor:
     """`attend_ragged` if nothing is traced."""
     output = by_kernel(q, k, v, cu_q, cu_k, causal, scale)
-    return _each(q, k, v, cu_q, cu_k, causal, scale) if output is None else output
+    return _each(*context.autocast(q, k, v), cu_q, cu_k, causal, scale) if output is None else output
 
 
 def by_kernel(
