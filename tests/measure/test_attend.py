@@ -129,10 +129,11 @@ def test_packed_sequences_that_lie_outside_end_with_the_tensor():
     output = attnlab.attend_ragged(q, k, k, torch.tensor([-4, 5, 400]), torch.tensor([0, 2, 70]))
     right = attnlab.attend_ragged(q, k, k, torch.tensor([0, 5, 9]), torch.tensor([0, 2, 6]))
     torch.testing.assert_close(output, right)
-    for wrong in ({"cu_seqlens_q": torch.tensor([0.0, 9.0])}, {"cu_seqlens_q": torch.tensor([0])}, {"q": q[None]}):
-        given = {"q": q, "cu_seqlens_q": torch.tensor([0, 9]), "cu_seqlens_k": torch.tensor([0, 6])} | wrong
+    given = {"q": q, "k": k, "v": k, "cu_seqlens_q": torch.tensor([0, 9]), "cu_seqlens_k": torch.tensor([0, 6])}
+    other_ends = [{"cu_seqlens_q": torch.tensor(ends)} for ends in ([0.0, 9.0], [0])]
+    for wrong in (*other_ends, {"q": q[None]}, {"v": k[..., :16]}):
         with pytest.raises(ValueError, match="cu_seqlens"):
-            attnlab.attend_ragged(k=k, v=k, **given)
+            attnlab.attend_ragged(**given | wrong)
 
 
 def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
