@@ -145,7 +145,9 @@ def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
     lengths = torch.tensor([3, 2**40])
     assert attnlab.attend(q, k, v, kv_lens=lengths) == "few"
     assert attnlab.attend(q, k, v, True, kv_lens=lengths, q_lens=lengths) == "ragged"
-    (causal, scale, *found, table), *_ = asked
+    assert attnlab.attend(q, k, v, q_lens=torch.tensor([3], dtype=torch.int32).expand(2)) == "ragged"
+    (causal, scale, *found, table), (*_, expanded, _, _) = asked
+    assert expanded.is_contiguous()
     assert (causal, scale, table, [each.tolist() for each in found]) == (True, None, None, [[3, 4], [3, 9]])
     assert all(each.dtype == torch.int32 for each in found)
     monkeypatch.setattr(ragged, "MOST_FEW", 3)

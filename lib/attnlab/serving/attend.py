@@ -232,10 +232,10 @@ def _of_lengths_forward(
 
 
 def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
-    """Lengths in int32; those in int64 are clamped to [-1, `most`] first."""
+    """Contiguous lengths in int32, as kernels read them; those in int64 are clamped to [-1, `most`] first."""
     if lengths is None:
         return None
-    return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32)
+    return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32).contiguous()
 
 
 operator.register(anew, _of_lengths_forward, ragged.packed)

@@ -104,7 +104,7 @@ def by_kernel(
         with suppress(Unsupported, UserError):
             given = by_head(*context.autocast(q, k, v))
             launch: Any = kernel().packed(*given, causal, scale).launch
-            output = launch.packed(*given, cu_q.to(torch.int32), cu_k.to(torch.int32))
+            output = launch.packed(*given, *(ends.to(torch.int32).contiguous() for ends in (cu_q, cu_k)))
             return output.transpose(1, 2).squeeze(0)
     return None
 
