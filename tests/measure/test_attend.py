@@ -129,10 +129,11 @@ def test_packed_sequences_that_lie_outside_end_with_the_tensor():
     output = attnlab.attend_ragged(q, k, k, torch.tensor([-4, 5, 400]), torch.tensor([0, 2, 70]))
     right = attnlab.attend_ragged(q, k, k, torch.tensor([0, 5, 9]), torch.tensor([0, 2, 6]))
     torch.testing.assert_close(output, right)
-    for wrong in ({"cu_seqlens_q": torch.tensor([0.0, 9.0])}, {"cu_seqlens_q": torch.tensor([0])}, {"q": q[None]}):
-        given = {"q": q, "cu_seqlens_q": torch.tensor([0, 9]), "cu_seqlens_k": torch.tensor([0, 6])} | wrong
+    given = {"q": q, "k": k, "v": k, "cu_seqlens_q": torch.tensor([0, 9]), "cu_seqlens_k": torch.tensor([0, 6])}
+    other_ends = [{"cu_seqlens_q": torch.tensor(ends)} for ends in ([0.0, 9.0], [0])]
+    for wrong in (*other_ends, {"q": q[None]}, {"v": k[..., :16]}):
         with pytest.raises(ValueError, match="cu_seqlens"):
-            attnlab.attend_ragged(k=k, v=k, **given)
+            attnlab.attend_ragged(**given | wrong)
 
 
 def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
@@ -144,7 +145,9 @@ def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
     lengths = torch.tensor([3, 2**40])
     assert attnlab.attend(q, k, v, kv_lens=lengths) == "few"
     assert attnlab.attend(q, k, v, True, kv_lens=lengths, q_lens=lengths) == "ragged"
-    (causal, scale, *found, table), *_ = asked
+    assert attnlab.attend(q, k, v, q_lens=torch.tensor([3], dtype=torch.int32).expand(2)) == "ragged"
+    (causal, scale, *found, table), (*_, expanded, _, _) = asked
+    assert expanded.is_contiguous()
     assert (causal, scale, table, [each.tolist() for each in found]) == (True, None, None, [[3, 4], [3, 9]])
     assert all(each.dtype == torch.int32 for each in found)
     monkeypatch.setattr(ragged, "MOST_FEW", 3)

@@ -1,5 +1,6 @@
 """`attnlab.attention`: the calls that reach `attend` in the block, those left to PyTorch, and the restored state."""
 
+import pickle
 from contextlib import nullcontext
 from functools import partial
 from threading import Event, Thread
@@ -118,6 +119,14 @@ def test_the_function_of_another_library_computes_what_attend_does_not_and_is_pu
             assert F.scaled_dot_product_attention is theirs
     assert asked == 2 * [{"attn_mask": MASK}]  # in the form of the call
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("module", "name"), [(F, "scaled_dot_product_attention"), (varlen, "varlen_attn")])
+def test_a_function_pickled_within_the_block_or_saved_from_it_is_pytorchs_afterwards(module, name):
+    with attnlab.attention():
+        saved = getattr(module, name)
+        pickled = pickle.dumps(saved)
+    assert pickle.loads(pickled) is pickle.loads(pickle.dumps(saved)) is getattr(module, name)
 
 
 class Model(torch.nn.Module):

@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 from itertools import product
+from types import SimpleNamespace
 
 import ladders
 import pandas as pd
@@ -14,7 +15,7 @@ import attnlab
 from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measuring.fp8 import accuracy, quantizing
-from attnlab.measuring.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
+from attnlab.measuring.fp8.quantize import DTYPES, LARGEST, SCALES, _signs, quantize, rotate
 from attnlab.measuring.gate.check import Deviation
 from attnlab.measuring.subjects import oracle
 from attnlab.study import ladder
@@ -123,6 +124,7 @@ def test_the_largest_and_the_least_numbers_of_a_dtype_are_kept(dtype):
         (drawn(1, 1, 8, 64), {"scales": "row"}, "unknown scales 'row'; known are tensor, head, block"),
         (drawn(1, 1, 8, 64).double(), {}, "not torch.float64 of"),
         (drawn(1, 1, 0, 64), {}, r"of \[1, 1, 0, 64\]"),
+        (drawn(1, 8, 64), {}, r"\(batch, heads, length, head_dim\), not torch.float32 of \[1, 8, 64\]"),
         (drawn(1, 1, 8, 64), {"scales": "block", "rows": 0}, "at least one row, not 0"),
         (drawn(1, 1, 8, 64), {"rows": 8}, "state scales=\"block\" with them, not 'head', or leave them out"),
         (drawn(1, 1, 8, 96), {"rotated": True}, "a power of two, not 96"),
@@ -152,6 +154,26 @@ def test_rotating_spreads_an_outlier_and_v_is_left_alone():
     assert torch.equal(q.dequantized().abs(), torch.full_like(tensor, 10.0))
     assert torch.equal(k.values.float(), q.values.float())
     assert torch.equal(v.dequantized(), tensor)
+
+
+def test_the_default_device_and_dtype_change_nothing(monkeypatch):
+    tensor = drawn(1, 2, 3, 64)
+    right = quantize(tensor, tensor, tensor, rotated=True)
+    _signs.cache_clear()
+    monkeypatch.setattr(quantizing, "_function", lambda *_: SimpleNamespace(kernel=SimpleNamespace(ptr=0)))
+    driver = SimpleNamespace(CUfunction=int, cuLaunchKernel=lambda *_: (0,), CUresult=SimpleNamespace(CUDA_SUCCESS=0))
+    monkeypatch.setattr(quantizing, "_libraries", lambda: (None, driver))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = quantize(tensor, tensor, tensor, rotated=True)
+            (_, of_kernel), *_ = quantizing.quantized(3 * (tensor.half(),))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for its, expected in zip(found, right, strict=True):
+        assert torch.equal(its.dequantized(), expected.dequantized())
+    assert (of_kernel.dtype, of_kernel.shape) == (torch.float32, (1, 2, 1))
 
 
 # Attention

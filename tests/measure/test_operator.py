@@ -8,6 +8,7 @@ from conftest import forget_choices
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnlab
@@ -81,8 +82,34 @@ def test_compiled_under_autocast_it_gives_the_dtype_that_sdpa_does(dtype, length
             expected = scaled_dot_product_attention(*given)
             torch.testing.assert_close(compiled(*given), expected)
             torch.testing.assert_close(attnlab.attend(*given, **options), expected)
+            packed, ends = [each[0].transpose(0, 1) for each in given], torch.tensor([0, 33])
+            torch.testing.assert_close(attnlab.attend_ragged(*packed, ends, ends).transpose(0, 1), expected[0])
             if not lengths:
                 torch.testing.assert_close(torch.ops.attnlab.attention(*given), expected)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda q, k, v: (q[:, :, :5], k, v[..., :8]),
+        lambda q, k, v: (q[:1], k, v),
+        lambda *given: [TwoTensor(each, each.clone()) for each in given],
+    ],
+    ids=["another width of V", "one Q for a batch", "a subclass"],
+)
+def test_compiled_calls_that_it_does_not_serve_are_for_sdpa(changed):
+    graphs, given = [], changed(*drawn(PLAIN))
+
+    def keep(graph, _):
+        graphs.append(graph.code)
+        return graph.forward
+
+    def compared(call, q, k, v):
+        return call(q, k, v).sum(2) + v.sum(2)
+
+    compiled = torch.compile(partial(compared, attnlab.attend), fullgraph=True, dynamic=True, backend=keep)
+    torch.testing.assert_close(compiled(*given), compared(scaled_dot_product_attention, *given))
+    assert "attnlab" not in graphs[0]
 
 
 def test_values_of_another_width_are_refused_in_a_line():

@@ -98,8 +98,9 @@ def attend(
     if kv_lens is not None or q_lens is not None or block_table is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens, q_lens, block_table)
     if is_compiling():
-        # The operator doesn't take other shapes of V, and has no rules for functorch.
-        if v.shape != k.shape or context.asks_for_sdpa() or context.is_transformed():
+        # The operator doesn't take other shapes of V, another batch of K, or subclasses. It has no rules for functorch.
+        alike = v.shape == k.shape and q.shape[:1] == k.shape[:1] and type(q) is type(k) is type(v) is Tensor
+        if not alike or context.asks_for_sdpa() or context.is_transformed():
             return sdpa.sdpa(q, k, v, causal, scale)
         # Cast in the graph: PyTorch 2.11 reuses a graph that was compiled under another autocast dtype.
         output: Tensor = torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
@@ -231,10 +232,10 @@ def _of_lengths_forward(
 
 
 def _counts(lengths: Tensor | None, most: int) -> Tensor | None:
-    """Lengths in int32; those in int64 are clamped to [-1, `most`] first."""
+    """Contiguous lengths in int32, as kernels read them; those in int64 are clamped to [-1, `most`] first."""
     if lengths is None:
         return None
-    return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32)
+    return (lengths.clamp(-1, most) if lengths.dtype == torch.int64 else lengths).to(torch.int32).contiguous()
 
 
 operator.register(anew, _of_lengths_forward, ragged.packed)

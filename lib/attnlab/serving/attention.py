@@ -1,5 +1,6 @@
 """`attnlab.attention`: replaces PyTorch's functions by `attend`, for models whose code you can't change."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -90,7 +91,10 @@ class _InPlace:
         output = None if call is None else call()
         return self.before(*given, **options) if output is None else output
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object]]:
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[object]]:
+        name = getattr(self, "__name__", "")
+        if getattr(sys.modules.get(self.__module__), name, None) is self:  # pickle finds functions of Python by name
+            return name
         return copy, (self.before,)  # a function's copy is itself: in another process, no block is open
 
 

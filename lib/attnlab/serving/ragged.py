@@ -51,7 +51,8 @@ def attend_ragged(
         k: ``(tokens of K, kv_heads, head_dim)``; kv_heads divides heads.
         v: as `k`.
         cu_seqlens_q: the offset of each sequence's first query, and the end of the last sequence: integers
-            ``(sequences + 1,)`` on the device of `q`. Numbers outside of the tensor are clamped to its ends.
+            ``(sequences + 1,)`` on the device of `q`. Numbers of 32 bits outside of the tensor are clamped
+            to its ends.
         cu_seqlens_k: the same for keys.
         causal: as for `attend`: the last query of a sequence sees all its keys.
         scale: the factor of the scores; None for 1/√D.
@@ -66,9 +67,10 @@ def attend_ragged(
     ends = (cu_seqlens_q, cu_seqlens_k)
     if any(each.dtype not in WHOLE or each.ndim != 1 or each.shape != cu_seqlens_q.shape for each in ends):
         raise ValueError("cu_seqlens_q and cu_seqlens_k have to hold one whole number more than there are sequences")
-    if (q.ndim, k.ndim) != (3, 3) or not cu_seqlens_q.numel():
+    if (q.ndim, k.ndim) != (3, 3) or v.shape != k.shape or not cu_seqlens_q.numel():
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ValueError(
-            f"attend_ragged takes q, k and v (tokens, heads, head_dim), not {tuple(q.shape)} and {tuple(k.shape)}, and "
+            f"attend_ragged takes q, k and v (tokens, heads, head_dim), v in the shape of k, not {shapes}, and "
             "cu_seqlens that hold at least 0"
         )
     if is_compiling() and not context.needs_gradients(q, k, v):
@@ -83,7 +85,7 @@ def packed(
 ) -> Tensor:
     """`attend_ragged` if nothing is traced."""
     output = by_kernel(q, k, v, cu_q, cu_k, causal, scale)
-    return _each(q, k, v, cu_q, cu_k, causal, scale) if output is None else output
+    return _each(*context.autocast(q, k, v), cu_q, cu_k, causal, scale) if output is None else output
 
 
 def by_kernel(
@@ -102,7 +104,7 @@ def by_kernel(
         with suppress(Unsupported, UserError):
             given = by_head(*context.autocast(q, k, v))
             launch: Any = kernel().packed(*given, causal, scale).launch
-            output = launch.packed(*given, cu_q.to(torch.int32), cu_k.to(torch.int32))
+            output = launch.packed(*given, *(ends.to(torch.int32).contiguous() for ends in (cu_q, cu_k)))
             return output.transpose(1, 2).squeeze(0)
     return None
 

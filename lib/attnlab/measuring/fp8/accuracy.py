@@ -79,7 +79,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if not multiplies(a.device):
         return a.view(E4M3).float() @ b.view(E4M3).float()
     depth, columns = (-size % 16 for size in b.shape[1:])  # torch takes multiples of 16
-    one = torch.ones((), device=a.device)
+    one = torch.ones((), dtype=torch.float32, device=a.device)
     left = torch.nn.functional.pad(a.view(torch.uint8), (0, depth)).view(E4M3)
     right = torch.nn.functional.pad(b.view(torch.uint8), (0, columns, 0, depth)).transpose(1, 2).contiguous().view(E4M3)
     pairs = zip(left, right, strict=True)

@@ -67,14 +67,18 @@ def quantize(
         rotated: whether Q and K are rotated first (`rotate`), which keeps scores and spreads large elements over a row.
 
     Raises:
-        ValueError: `scales` is not in `SCALES`, a tensor is empty or not of `DTYPES`, or a block has no rows. Also
-            `rows` without blocks, or a rotation whose head_dim is no power of 2.
+        ValueError: `scales` is not in `SCALES`, or a block has no rows. A tensor is empty, not of `DTYPES`, or hasn't 4
+            dimensions. Also `rows` without blocks, or a rotation whose head_dim is no power of 2.
     """
     if rows is not None and scales != "block":
         advice = f'state scales="block" with them, not {scales!r}, or leave them out'
         raise ValueError(f"rows are those of a block: {advice}")
     tensors = (q, k, v)
-    if scales == "head" and all(tensor.numel() for tensor in tensors) and quantizing.serves(*tensors):
+    if (
+        scales == "head"
+        and all(tensor.ndim == 4 and tensor.numel() for tensor in tensors)
+        and quantizing.serves(*tensors)
+    ):
         made = quantizing.quantized(tensors, _signs(q.shape[-1], torch.device("cpu")) if rotated else None)
         found = [Quantized(*one, tensor.shape[2]) for one, tensor in zip(made, tensors, strict=True)]
     else:
@@ -110,15 +114,17 @@ def rotate(tensor: Tensor) -> Tensor:
 
 @cache
 def _signs(head_dim: int, device: torch.device) -> Tensor:
-    signs = 1.0 - 2.0 * torch.randint(2, (head_dim,), generator=torch.Generator().manual_seed(SEED))
-    return signs.to(device)
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    signs = 1 - 2 * torch.randint(2, (head_dim,), generator=generator, device="cpu")
+    return signs.to(device, torch.float32)
 
 
 def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
     if scales not in SCALES:
         raise ValueError(f"unknown scales {scales!r}; known are {', '.join(SCALES)}")
-    if tensor.dtype not in DTYPES or not tensor.numel():
-        raise ValueError(f"quantising takes float16, bfloat16 and float32, not {tensor.dtype} of {list(tensor.shape)}")
+    if tensor.dtype not in DTYPES or tensor.ndim != 4 or not tensor.numel():
+        dtypes = "float16, bfloat16 and float32 (batch, heads, length, head_dim)"
+        raise ValueError(f"quantising takes {dtypes}, not {tensor.dtype} of {list(tensor.shape)}")
     if rows < 1:
         raise ValueError(f"a block has at least one row, not {rows}")
     length, given = tensor.shape[2], tensor.float()

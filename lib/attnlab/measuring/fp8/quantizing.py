@@ -69,7 +69,7 @@ def quantized(tensors: tuple[Tensor, Tensor, Tensor], signs: Tensor | None = Non
     batch, _, _, head_dim = tensors[0].shape
     # As bytes: PyTorch can't fill fresh memory with NaN in e4m3.
     values = [torch.empty(tensor.shape, dtype=torch.uint8, device=tensor.device) for tensor in tensors]
-    scales = [torch.empty(*tensor.shape[:2], 1, device=tensor.device) for tensor in tensors]
+    scales = [torch.empty(*x.shape[:2], 1, dtype=torch.float32, device=x.device) for x in tensors]
     sides = [
         Side(x.data_ptr(), v.data_ptr(), s.data_ptr(), *x.stride()[:3], *x.shape[1:3])
         for x, v, s in zip(tensors, values, scales, strict=True)

@@ -30,14 +30,15 @@ def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str
         return {"scale": scale}
     if q.shape == k.shape:  # checked first, since a user's own call checks nothing
         return {"is_causal": causal, "scale": scale}
-    grouped = q.ndim > 3 and bool(k.shape[-3] != q.shape[-3])  # while torch.compile traces, sizes are symbols
+    # While torch.compile traces, sizes are symbols: their comparison can't be an argument.
+    grouped = {"enable_gqa": True} if q.ndim > 3 and k.shape[-3] != q.shape[-3] else {}
     # A batch of no sequences has nothing to mask.
     if not causal or bool(k.shape[-2] == q.shape[-2]) or bool(q.numel() == 0):
-        return {"is_causal": causal, "scale": scale, "enable_gqa": grouped}
+        return {"is_causal": causal, "scale": scale, **grouped}
     queries, keys = q.shape[-2], k.shape[-2]
     traced = is_compiling() or torch._C._len_torch_dispatch_stack()  # SDPA's own mask can't be traced
     mask = ~masked(queries, keys, q.device) if traced else causal_lower_right(queries, keys)
-    return {"attn_mask": mask, "scale": scale, "enable_gqa": grouped}
+    return {"attn_mask": mask, "scale": scale, **grouped}
 
 
 def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
