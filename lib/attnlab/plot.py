@@ -156,7 +156,7 @@ def dots(
     figure, (axes,) = _panels(1, looks if hue else {}, len(rows) * (0.2 + max(tall, several * 0.05 * len(looks))))
     for number, (name, look) in enumerate(looks.items()):
         part = frame[frame[hue or y] == name]
-        places = part[y].map(rows.index) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5)
+        places = [rows.index(value) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5) for value in part[y]]
         axes.errorbar(part[x], places, xerr=_bars(part, x, low, high), **look)
     axes.axvline(1, color="#444444", linewidth=0.9)
     _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].stack(), True)
@@ -181,7 +181,7 @@ def heatmap(wide: pd.DataFrame, centre: float = 1.0, reach: float = 0.5, text: s
     figure = NotebookFigure(figsize=(WIDTH, len(blocks) * (above + 0.2 * len(rows))))
     for axes, block in zip(figure.subplots(len(blocks), 1, squeeze=False)[:, 0], blocks, strict=True):
         cells = wide.iloc[:, list(block)].to_numpy(float, na_value=np.nan)
-        shades = np.log(cells / centre) / np.log1p(reach)
+        shades = np.log(np.clip(cells / centre, 1e-9, None)) / np.log1p(reach)
         axes.pcolormesh(shades, cmap="RdBu", vmin=-1, vmax=1, edgecolors="white", linewidth=0.5)
         for (row, column), value in np.ndenumerate(cells):
             colour = "white" if abs(shades[row, column]) > 0.65 else "black"
@@ -239,7 +239,7 @@ def roofline(cases: pd.DataFrame, ceilings: Any, hue: str = "implementation") ->
     axes.set(xlabel=heading("intensity"), ylabel=heading("throughput_tflops"))
     drawn = [line for line in axes.get_lines() if np.isfinite(line.get_ydata()).all() and line.get_color() == "#444444"]
     axes.legend(handles=drawn, loc="lower right")
-    best = cases.loc[cases["throughput_tflops"].idxmax()]
+    best = cases.iloc[cases["throughput_tflops"].argmax()]
     figure.alt = f"Roofline: {'; '.join(str(line.get_label()) for line in drawn)}. Highest: {best[hue]}, "
     figure.alt += f"{significant(best['throughput_tflops'])} TFLOP/s at {significant(best['intensity'])} FLOP/byte."
     return figure
@@ -252,6 +252,8 @@ def _require(frame: pd.DataFrame, keys: Sequence[str | None], *more: str | None)
     if frame.empty:
         raise UserError("there is nothing to draw: the frame is empty")
     named = [key for key in keys if key]
+    if frame[named].isna().any(axis=None):
+        raise UserError(f"{' or '.join(named)} has missing values: leave these rows out, or fill them")
     if named and len(again := frame[frame.duplicated(named, keep=False)]):
         pooled = again[(again[named] == again[named].iloc[0]).all(axis=1)]
         differ = [name for name in pooled if name not in (*named, *more) and pooled[name].nunique(dropna=False) > 1]
