@@ -99,7 +99,7 @@ def test_a_frame_of_ones_own_is_summarized_and_compared():
     assert list(verdicts["decision"]) == ["faster", "faster"]
     assert verdicts["speedup"].tolist() == pytest.approx([1.1, 1.1], rel=0.005)
     assert (verdicts["smallest_effect"] == 0).all()
-    work = roofline.add_floor(roofline.add_work(cases), {"matmul.float16": 100, "copy": 1000})
+    work = roofline.add_floor(roofline.add_work(cases.astype({"implementation": "category"})), {"matmul.float16": 100, "copy": 1000})
     assert list(work["flops"]) == [4 * 2 * s * s * 64 for s in (64, 128, 64, 128)]
     assert set(work["limit"]) == {"memory"}
 
@@ -209,7 +209,9 @@ def test_errors_are_over_the_baselines_at_the_same_shape_without_zeros_and_faile
         (lambda s: frames.compare(pd.concat([s.assign(run="a"), s.assign(run="b")]), "mine"), "of 2 runs (a, b)"),
         (lambda s: frames.worst(frames.compare(s, "mine"), over="value"), "did you mean 'values'?"),
         (lambda s: roofline.add_floor(s, {}), "call add_work(cases) first"),
+        (lambda s: roofline.add_floor(roofline.add_work(s), {"matmul_float16": 1}), "did you mean 'matmul.float16'?"),
         (lambda s: roofline.add_work(s.assign(heads=-1)), "a row is no shape"),
+        (lambda s: roofline.add_work(s.assign(dtype=[None, "float16"] * 60)), "a row is no shape: unknown dtype"),
     ],
 )
 def test_what_can_not_be_asked_is_a_line_that_says_what_to_do(call, complaint):
