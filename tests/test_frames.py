@@ -199,8 +199,11 @@ def test_errors_are_over_the_baselines_at_the_same_shape_without_zeros_and_faile
     [
         (lambda s: frames.where(s, seq_ln=64), "there is no column 'seq_ln'; did you mean 'seq_len'?"),
         (lambda s: frames.where(s, seq_len=100), "no row has seq_len=100; there are 64, 128; did you mean 128?"),
-        (lambda s: frames.where(s, implementation="mien"), "did you mean 'mine'?"),
-        (lambda s: frames.where(s[30:], seq_len=64, implementation="mine"), "no row has implementation='mine'"),
+        (lambda s: frames.where(s, implementation=pd.Index(["mien"])), "did you mean 'mine'?"),
+        (lambda s: frames.where(s, seq_len="64"), "no row has seq_len='64'; there are 64, 128; did you mean 64?"),
+        (lambda s: frames.where(s.assign(heads=["a", 2] * 60), heads=3), "there are 2, a"),
+            "seq_len=64 and implementation='mine': look",
+        (lambda s: frames.where(s, implementation=[]), "no row has implementation=[]: look"),
         (lambda s: frames.compare(s, "their"), "no sample is of 'their'; did you mean 'theirs'?"),
         (lambda s: frames.compare_errors(s, "their"), "no sample is of 'their'; did you mean 'theirs'?"),
         (lambda s: frames.control(s, "theirs"), "theirs was not measured against itself"),

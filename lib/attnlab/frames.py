@@ -124,13 +124,13 @@ def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
     kept = frame
     for name, value in equal.items():
         require_column(name, frame.columns)
-        wanted = list(value) if isinstance(value, (list, tuple, set, range, np.ndarray, pd.Series)) else [value]
+        wanted = list(value) if pd.api.types.is_list_like(value) else [value]
         for one in wanted:
             _require_value(frame[name], one)
         kept = kept[kept[name].isin(wanted)]
         if kept.empty and len(frame):
-            others = ", ".join(f"{other}={text!r}" for other, text in equal.items() if other != name)
-            raise UserError(f"no row has {name}={value!r} together with {others}: look at what there is")
+            said = " and ".join(f"{name}={value!r}" for name, value in equal.items())
+            raise UserError(f"no row has {said}: look at what there is")
     return kept
 
 
@@ -143,11 +143,13 @@ def _require_value(column: pd.Series, value: Any) -> None:
     known = column.dropna().unique()
     if value in known or (isinstance(value, float) and math.isnan(value)):
         return
-    there = ", ".join(map(str, sorted(known)[:20])) + (", ..." if len(known) > 20 else "")
-    if pd.api.types.is_numeric_dtype(column) and isinstance(value, (int, float)) and len(known):
+    ordered = sorted(known, key=lambda one: (type(one).__name__, one))
+    there = ", ".join(map(str, ordered[:20])) + (", ..." if len(known) > 20 else "")
+    is_number = pd.api.types.is_numeric_dtype(column)
+    if is_number and isinstance(value, (int, float)) and len(known):
         near = f"; did you mean {min(known, key=lambda one: abs(float(one) - value))}?"
     else:
-        near = suggestion(str(value), map(str, known))
+        near = suggestion(str(value), map(str, known)).replace("'", "" if is_number else "'")
     raise UserError(f"no row has {column.name}={value!r}; there are {there or 'no rows'}{near}")
 
 
