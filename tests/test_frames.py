@@ -120,6 +120,12 @@ def test_the_worst_is_claimed_without_zeros_and_what_was_not_timed_is_counted():
     assert list(mine["n"]) == [2, 2]
     assert list(mine["lacking"]) == [1, 1]
     assert (mine["highest"] > mine["speedup"]).all()
+    twice = [frames.compare(each[0], name) for name in ("theirs", "mine")]
+    found = frames.worst(pd.concat(twice), ["seq_len", "kv_len"])
+    assert found[["baseline", "n", "over"]].to_numpy().tolist() == [
+        ["theirs", 2, "seq_len kv_len"],
+        ["mine", 2, "seq_len kv_len"],
+    ]
 
 
 # Shapes drawn at random
@@ -211,6 +217,7 @@ def test_errors_are_over_the_baselines_at_the_same_shape_without_zeros_and_faile
         (lambda s: frames.summarize(s.assign(latency_us=0.0)), "not positive numbers"),
         (lambda s: frames.compare(pd.concat([s.assign(run="a"), s.assign(run="b")]), "mine"), "of 2 runs (a, b)"),
         (lambda s: frames.worst(frames.compare(s, "mine"), over="value"), "did you mean 'values'?"),
+        (lambda s: frames.worst(pd.concat([frames.compare(s, "mine")] * 2)), "leave out all but those of one run"),
         (lambda s: roofline.add_floor(s, {}), "call add_work(cases) first"),
         (lambda s: roofline.add_floor(roofline.add_work(s), {"matmul_float16": 1}), "did you mean 'matmul.float16'?"),
         (lambda s: roofline.add_work(s.assign(heads=-1)), "a row is no shape"),

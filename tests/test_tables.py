@@ -110,10 +110,11 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
     )
     assert statement(pd.DataFrame([ROW])) == said
     worst = statement(
-        ROW | {"n": 15, "highest": 1.2908, "kv_heads": 2, "decision": "inconclusive", "smallest_effect": 0}
+        ROW | {"n": 15.0, "highest": 1.2908, "kv_heads": 2, "decision": "inconclusive", "smallest_effect": 0}
     )
     assert "cannot be told from sdpa.auto at B=32 H=8 S=512 D=64 kv heads 2 float16" in worst
     assert "rising 24 values, the worst of 15 input distributions (highest 1.291): speedup" in worst
+    assert ", the worst of 2 over batch (highest" in statement(ROW | {"n": 2, "highest": 1.3, "over": "batch"})
     assert worst.endswith("the smallest effect that it can detect is not known.")
     assert r"\<img src=x onerror=alert(1)>" in statement(ROW | {"candidate": HOSTILE})._repr_markdown_()
     with pytest.raises(UserError, match="one row, not 2"):

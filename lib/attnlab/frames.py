@@ -351,26 +351,29 @@ def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values", of: str 
 
     A claim must hold for this row. Zeros are skipped if other inputs were timed: no program attends to zeros.
     More columns: `n`, the number of the axis's values at which the candidate was timed; `mean`, the geometric mean of
-    its speedups; `highest`, the largest; `lacking`, the number of values at which only others were timed.
+    its speedups; `highest`, the largest; `lacking`, the number of values at which only others were timed; `over`.
 
     Args:
+        over: an axis or several. With `seq_len` name `kv_len`, and with `heads` `kv_heads`, if they are equal.
         of: `speedup`, or a ratio of `compare_errors`, of which the largest is the worst.
 
-    Raises UserError: no such column.
+    Raises UserError: no such column; several rows of a candidate at one shape and timing.
     """
     over = [over] if isinstance(over, str) else list(over)
-    for name in (*over, of):
+    for name in ("candidate", *over, of):
         require_column(name, verdicts.columns)
     place = [name for name in ["baseline", *AXES, *TIMING] if name not in over and name in verdicts]
-    judged = verdicts
+    if verdicts.duplicated(["candidate", *place, *over]).any():
+        raise UserError("a candidate has several rows at one shape and timing: leave out all but those of one run")
+    judged = verdicts.reset_index(drop=True)
     if "values" in over:
-        is_judged = verdicts["values"] != ZEROS
-        others = is_judged.groupby([verdicts[name] for name in place], sort=False).transform("any")
-        judged = verdicts[is_judged | ~others]
+        is_judged = judged["values"] != ZEROS
+        others = is_judged.groupby([judged[name] for name in place], sort=False).transform("any")
+        judged = judged[is_judged | ~others]
     groups = judged.groupby(["candidate", *place], sort=False)[of]
     means = groups.agg(_geometric_mean).to_numpy()
     found = judged.loc[groups.idxmin() if of == "speedup" else groups.idxmax()]
-    found = found.assign(n=groups.size().to_numpy(), mean=means, highest=groups.max().to_numpy())
+    found = found.assign(n=groups.size().to_numpy(), mean=means, highest=groups.max().to_numpy(), over=" ".join(over))
     at = judged[[*place, *over]].drop_duplicates().groupby(place, sort=False).size().rename("lacking")
     found = found.merge(at.reset_index(), on=place, how="left")
     return found.assign(lacking=found["lacking"] - found["n"])
