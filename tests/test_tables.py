@@ -42,6 +42,8 @@ def test_a_cell_reads(value: Any, column: str, text: str) -> None:
         ((1.23349, 1.2274, 1.2381), "1.233 [1.227, 1.238]"),
         ((48.678, 48.51, 48.93), "48.7 [48.5, 48.9]"),
         ((5230.4, 5210.0, 5251.0), "5,230 [5,210, 5,251]"),
+        ((12345.678, 12345.67, 12345.69), "12,346 [12,346, 12,346]"),
+        ((1.2, 1.1, np.inf), "1.20 [1.10, inf]"),
         ((2.0, np.nan, np.nan), "2.00"),
         ((2.0, 2.0, 2.0), "2.00"),
         ((np.nan, 1.0, 2.0), "—"),
@@ -78,8 +80,11 @@ def test_a_table_has_units_keys_and_bold_rows() -> None:
     assert bold is not None
     assert {cell["id"] for cell in soup.select("td[id]")} == set(re.findall(r"#(\w+)", bold[1]))
     assert r"\bfseries b & \bfseries 2,000" in shown._repr_latex_()
+    assert table(frame, bold=[False, True])._repr_latex_() == shown._repr_latex_()
     with pytest.raises(UserError, match="bold has 1 rows, the table 2"):
         table(frame, bold=[True])
+    with pytest.raises(UserError, match="bold has other rows than the table, or another order"):
+        table(frame[::-1], bold=frame.median_us > 1)
 
 
 def test_a_user_can_go_on_with_the_style_of_a_table_of_any_length() -> None:
@@ -119,6 +124,8 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
     assert r"\<img src=x onerror=alert(1)>" in statement(ROW | {"candidate": HOSTILE})._repr_markdown_()
     with pytest.raises(UserError, match="one row, not 2"):
         statement(pd.DataFrame([ROW, ROW]))
+    with pytest.raises(UserError, match="takes a row of compare or worst, such as"):
+        statement(with_interval(pd.DataFrame([ROW]), "speedup"))
     with pytest.raises(UserError, match="lacks 'speedup'"):
         statement({"candidate": "a", "decision": "faster"})
 
@@ -131,6 +138,7 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
         (pd.Series([], dtype=bool), False),
         (np.array([1, 0]), False),
         (pd.NA, False),
+        ((value > 1 for value in [2, 1]), False),
         (lambda: {}["a"], False),
     ],
 )
