@@ -30,11 +30,11 @@ CASE = list(schema.CASE)
 LEAST_CARDS = 3
 """The fewest cards that serve as blocks: with 2, a 95 % interval is ±12.7 standard errors."""
 QUANTILES = {"p95": 0.95, "p99": 0.99}
-USED = ["replicate", "block", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
+USED = ["replicate", "block", "round", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
 """The columns of samples that inference reads, in addition to those of the case and its timing."""
 DEFAULTS = {axis: getattr(Shape(1, 1, 1, 8), axis) for axis in AXES[4:]} | {
     **{"kv_heads": 0, "kv_len": 0, "clock": "device", "cache": "warm", "replicate": 0, "launches": 1, "tick_us": 0.0},
-    **{"sm_clock_mhz": np.nan, "throttled": np.nan, "run": ""},
+    **{"round": np.nan, "sm_clock_mhz": np.nan, "throttled": np.nan, "run": ""},
 }
 MAD = 1.4826
 """The standard deviation of normal values over their median absolute deviation."""
@@ -159,6 +159,7 @@ class _Taken:
 
     blocks: list[np.ndarray]
     replicates: list[np.ndarray]
+    rounds: np.ndarray
     tick_us: float
 
 
@@ -167,17 +168,20 @@ def _by_case(samples: pd.DataFrame) -> dict[tuple[Any, ...], _Taken]:
     columns = [*CASE, *TIMING]
     case, block = _number(samples, columns), pd.factorize(samples["block"], use_na_sentinel=False)[0]
     replicate = pd.factorize(samples["replicate"])[0]
-    order = np.lexsort((replicate, block, case))  # stable: within a replicate samples keep their order
-    case, block, replicate = case[order], block[order], replicate[order]
+    turn = samples["round"].to_numpy(float, na_value=np.nan)
+    order = np.lexsort((turn, replicate, block, case))  # stable: samples without a round keep their order
+    case, block, replicate, turn = case[order], block[order], replicate[order], turn[order]
+    if not np.any([np.diff(column) for column in (case, block, replicate, turn)], axis=0).all():
+        raise UserError("a case has several samples of the same replicate and round: leave out what is there twice")
     latency, tick = samples["latency_us"].to_numpy(float)[order], samples["tick_us"].to_numpy(float)[order]
     ends = np.flatnonzero(np.diff(case)) + 1
     keys = samples[columns].iloc[order[np.r_[0, ends]]].itertuples(index=False, name=None) if len(order) else ()
-    parts = zip(*(np.split(column, ends) for column in (latency, block, replicate, tick)), strict=True)
+    parts = zip(*(np.split(column, ends) for column in (latency, block, replicate, turn, tick)), strict=True)
     found = {}
-    for key, (taken, its_block, its_replicate, its_tick) in zip(keys, parts, strict=bool(len(order))):
+    for key, (taken, its_block, its_replicate, its_turn, its_tick) in zip(keys, parts, strict=bool(len(order))):
         at = np.flatnonzero(np.diff(its_block)) + 1
         within = np.flatnonzero(np.diff(its_block) | np.diff(its_replicate)) + 1
-        found[key] = _Taken(np.split(taken, at), np.split(taken, within), float(its_tick.max()))
+        found[key] = _Taken(np.split(taken, at), np.split(taken, within), its_turn, float(its_tick.max()))
     return found
 
 
@@ -213,7 +217,7 @@ def summarize(samples: pd.DataFrame) -> pd.DataFrame:
     Tukey's fences (labelled, never dropped); lag1, effective_n; p95_us and p99_us with the ends of order-statistic
     intervals (NaN if there are too few samples).
 
-    Raises UserError: a column is missing, or samples of several runs are mixed.
+    Raises UserError: a column is missing, samples of several runs are mixed, or a round has 2 samples of a case.
     """
     samples = _prepared(samples)
     samples = samples[~samples["implementation"].str.startswith("control.")]
@@ -229,14 +233,14 @@ def _summarized(samples: pd.DataFrame) -> pd.DataFrame:
     rows = [dict(zip(columns, key, strict=True)) | _summary(taken) for key, taken in _by_case(samples).items()]
     state = samples.assign(throttled=100 * samples["throttled"].astype("Float64").astype(float))
     state["sm_clock_mhz"] = state["sm_clock_mhz"].astype("Float64").astype(float)
-    context = state.groupby(columns, sort=False).agg(
+    context = state.groupby(_number(state, columns)).agg(
         replicates=("replicate", "nunique"),
         launches=("launches", "min"),
         sm_clock_mhz=("sm_clock_mhz", "median"),
         throttled_pct=("throttled", "mean"),
     )
-    names = _summary(_Taken([np.ones(2)], [np.ones(2)], 0.0))
-    return pd.DataFrame(rows, columns=[*columns, *names]).merge(context.reset_index(), on=columns, how="left")
+    names = _summary(_Taken([np.ones(2)], [np.ones(2)], np.ones(2), 0.0))
+    return pd.DataFrame(rows, columns=[*columns, *names]).join(context)
 
 
 def _summary(taken: _Taken) -> dict[str, float]:
@@ -337,8 +341,9 @@ COMPARED = [
 
 
 def _paired(one: _Taken, other: _Taken) -> bool:
-    """Whether rounds can be paired: both sides have the same number in each block."""
-    return [block.size for block in one.blocks] == [block.size for block in other.blocks]
+    """Whether rounds can be paired: both sides have the same ones, and the same number in each block."""
+    sizes = [[block.size for block in side.blocks] for side in (one, other)]
+    return sizes[0] == sizes[1] and np.array_equal(one.rounds, other.rounds, equal_nan=True)
 
 
 def _judged(judge: Callable[..., Any], base: _Taken, other: _Taken, **options: Any) -> Any:
