@@ -121,6 +121,9 @@ def test_an_implementation_keeps_its_colour_and_a_user_may_change_it(cases: pd.D
         bars = plot.lines(rows, "seq_len", "median_us", **more).axes[0].containers
         colours.append({each.get_label(): each.lines[0].get_color() for each in bars})
     assert colours == [{"sdpa.auto": "#000000", HOSTILE: "#123456"}, {"sdpa.auto": "#000000"}]
+    many = [cases[::6][:1].assign(implementation=f"mine.{n}") for n in range(30)]
+    bars = plot.lines(pd.concat([cases[::6][:1], *many]), "seq_len", "median_us").axes[0].containers
+    assert len({(each.lines[0].get_color(), each.lines[0].get_marker()) for each in bars}) == 31
     assert len(set(plot.LOOKS.values()) | set(plot.OTHERS)) == len(plot.LOOKS) + len(plot.OTHERS)
 
 
@@ -130,6 +133,8 @@ def test_every_dot_and_every_cell_is_shown_once_in_the_order_of_the_frame() -> N
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["b", "a"]
     points = {bars.get_label(): [values[0] for values in bars.lines[0].get_data()] for bars in axes.containers}
     assert points == {"a": [0.8, 1], "b": [1.2, 0]}
+    near = plot.dots(frame.head(1).assign(speedup=1.06), "speedup", low=None, high=None).axes[0]
+    assert sum(1 < tick < 1.06 for tick in near.get_xticks()) > 1
     wide = plot.heatmap(pd.DataFrame(np.arange(1.0, 41.0).reshape(2, 20)), centre=20, text="{:.0f}")
     assert len(wide.axes) > 1
     assert sorted(int(text.get_text()) for axes in wide.axes for text in axes.texts) == list(range(1, 41))
