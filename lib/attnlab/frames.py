@@ -474,8 +474,8 @@ def compare_errors(checks: pd.DataFrame, baseline: str = "sdpa.cudnn") -> pd.Dat
     errors = taken.groupby(CASE, sort=False).agg({"rms_error": "mean", "max_error": "max"}).astype(float)
     errors = errors.assign(rms_error=errors["rms_error"] ** 0.5).reset_index("implementation", names="candidate")
     is_baseline = errors["candidate"] == baseline
-    base = errors.loc[is_baseline & (errors["max_error"] > 0), measures]
-    errors = errors[~is_baseline].join(base, rsuffix="_base", how="inner").reset_index()
+    base = errors.loc[is_baseline & (errors["max_error"] > 0), measures].add_suffix("_base")
+    errors = errors[~is_baseline].join(base, how="inner").reset_index()
     ratios = {f"{name[:3]}_ratio": errors[name] / errors[f"{name}_base"] for name in measures}
     return errors.assign(baseline=baseline, **ratios)[["candidate", "baseline", *AXES, *measures, *ratios]]
 

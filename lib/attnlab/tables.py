@@ -166,9 +166,7 @@ def table(frame: pd.DataFrame, caption: str = "", bold: Any = None) -> Table:
         UserError: the mask has another length or index.
     """
     mask = bold if bold is not None else np.zeros(len(frame), bool)
-    if len(mask) != len(frame):
-        raise UserError(f"bold has {len(mask)} rows, the table {len(frame)}: give a mask of the same frame")
-    if isinstance(mask, pd.Series | pd.DataFrame) and not mask.index.equals(frame.index):
+    if len(mask) != len(frame) or (isinstance(mask, pd.Series | pd.DataFrame) and not mask.index.equals(frame.index)):
         raise UserError("bold has other rows than the table, or another order: give a mask of the same frame")
     shown = pd.DataFrame(frame).reset_index(drop=not any(name is not None for name in frame.index.names))
     if isinstance(mask, pd.DataFrame):
