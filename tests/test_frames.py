@@ -1,7 +1,7 @@
 """Frames of runs against earlier inference in golden/, frames of users, and errors."""
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ import pytest
 import synthetic
 from conftest import told
 
-from attnlab import cache, frames, roofline
+from attnlab import cache, frames, roofline, stats
 from attnlab.base import paths
 from attnlab.frames import AXES, TIMING
 from attnlab.runs import schema
@@ -99,7 +99,9 @@ def test_a_frame_of_ones_own_is_summarized_and_compared():
     assert list(verdicts["decision"]) == ["faster", "faster"]
     assert verdicts["speedup"].tolist() == pytest.approx([1.1, 1.1], rel=0.005)
     assert (verdicts["smallest_effect"] == 0).all()
-    work = roofline.add_floor(roofline.add_work(cases), {"matmul.float16": 100, "copy": 1000})
+    work = roofline.add_floor(
+        roofline.add_work(cases.astype({"implementation": "category"})), {"matmul.float16": 100, "copy": 1000}
+    )
     assert list(work["flops"]) == [4 * 2 * s * s * 64 for s in (64, 128, 64, 128)]
     assert set(work["limit"]) == {"memory"}
 
@@ -108,6 +110,24 @@ def test_rounds_that_are_left_out_leave_sides_unpaired():
     samples = own("mine", "theirs")
     fewer = samples.drop(samples[samples["implementation"] == "mine"].index[:3])
     assert list(frames.compare(fewer, "theirs")["decision"]) == ["faster", "faster"]
+    rounds = samples.assign(round=[*range(30)] * 4)
+    others = rounds[rounds["round"] != 9 * (rounds["implementation"] == "mine")]  # as many, but not the same
+    sides = [others.query("implementation == @name and seq_len == 64")["latency_us"] for name in ("theirs", "mine")]
+    found = frames.compare(others, "theirs").iloc[0]
+    assert (found["low"], found["high"]) == astuple(stats.ratio_ci(*sides))[1:]
+
+
+def test_samples_may_be_in_any_order_and_axes_unknown_or_categories():
+    samples = own("mine", "theirs", kv_heads=2.0, round=[*range(30)] * 4)
+    samples["latency_us"] += samples["round"] / 9  # neighbours in time are alike
+    mixed = samples.sort_values(["implementation", "seq_len", "latency_us"])
+    for infer in (frames.summarize, lambda rows: frames.compare(rows, "theirs")):
+        pd.testing.assert_frame_equal(infer(mixed), infer(samples), rtol=1e-12)
+        whole = infer(samples.astype({"implementation": "category"}))
+        pd.testing.assert_frame_equal(whole.astype({whole.columns[0]: str}), infer(samples), check_dtype=False)
+    unknown = frames.summarize(samples.assign(kv_heads=samples["kv_heads"].where(samples["seq_len"] == 64)))
+    assert unknown["replicates"].tolist() == [1] * 4
+    assert frames.summarize(samples.head(0)).columns.equals(unknown.columns)
 
 
 def test_the_worst_is_claimed_without_zeros_and_what_was_not_timed_is_counted():
@@ -120,6 +140,12 @@ def test_the_worst_is_claimed_without_zeros_and_what_was_not_timed_is_counted():
     assert list(mine["n"]) == [2, 2]
     assert list(mine["lacking"]) == [1, 1]
     assert (mine["highest"] > mine["speedup"]).all()
+    twice = [frames.compare(each[0], name) for name in ("theirs", "mine")]
+    found = frames.worst(pd.concat(twice), ["seq_len", "kv_len"])
+    assert found[["baseline", "n", "over"]].to_numpy().tolist() == [
+        ["theirs", 2, "seq_len kv_len"],
+        ["mine", 2, "seq_len kv_len"],
+    ]
 
 
 # Shapes drawn at random
@@ -199,17 +225,27 @@ def test_errors_are_over_the_baselines_at_the_same_shape_without_zeros_and_faile
     [
         (lambda s: frames.where(s, seq_ln=64), "there is no column 'seq_ln'; did you mean 'seq_len'?"),
         (lambda s: frames.where(s, seq_len=100), "no row has seq_len=100; there are 64, 128; did you mean 128?"),
-        (lambda s: frames.where(s, implementation="mien"), "did you mean 'mine'?"),
-        (lambda s: frames.where(s[30:], seq_len=64, implementation="mine"), "no row has implementation='mine'"),
+        (lambda s: frames.where(s, implementation=pd.Index(["mien"])), "did you mean 'mine'?"),
+        (lambda s: frames.where(s, seq_len="64"), "no row has seq_len='64'; there are 64, 128; did you mean 64?"),
+        (lambda s: frames.where(s.assign(heads=["a", 2] * 60), heads=3), "there are 2, a"),
+        (
+            lambda s: frames.where(s[30:], seq_len=64, implementation="mine"),
+            "seq_len=64 and implementation='mine': look",
+        ),
+        (lambda s: frames.where(s, implementation=[]), "no row has implementation=[]: look"),
         (lambda s: frames.compare(s, "their"), "no sample is of 'their'; did you mean 'theirs'?"),
         (lambda s: frames.compare_errors(s, "their"), "no sample is of 'their'; did you mean 'theirs'?"),
         (lambda s: frames.control(s, "theirs"), "theirs was not measured against itself"),
         (lambda s: frames.summarize(s.drop(columns="seq_len")), "there is no column 'seq_len'"),
         (lambda s: frames.summarize(s.assign(latency_us=0.0)), "not positive numbers"),
         (lambda s: frames.compare(pd.concat([s.assign(run="a"), s.assign(run="b")]), "mine"), "of 2 runs (a, b)"),
+        (lambda s: frames.compare(pd.concat([s.assign(round=s.index)] * 2), "mine"), "same replicate and round: leave"),
         (lambda s: frames.worst(frames.compare(s, "mine"), over="value"), "did you mean 'values'?"),
+        (lambda s: frames.worst(pd.concat([frames.compare(s, "mine")] * 2)), "leave out all but those of one run"),
         (lambda s: roofline.add_floor(s, {}), "call add_work(cases) first"),
+        (lambda s: roofline.add_floor(roofline.add_work(s), {"matmul_float16": 1}), "did you mean 'matmul.float16'?"),
         (lambda s: roofline.add_work(s.assign(heads=-1)), "a row is no shape"),
+        (lambda s: roofline.add_work(s.assign(dtype=[None, "float16"] * 60)), "a row is no shape: unknown dtype"),
     ],
 )
 def test_what_can_not_be_asked_is_a_line_that_says_what_to_do(call, complaint):

@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 import xml.etree.ElementTree as ET
 
 import nbclient
@@ -77,6 +78,8 @@ def test_a_line_with_several_rows_at_one_place_is_refused(cases: pd.DataFrame) -
 def test_a_wrong_column_and_an_empty_frame_are_refused(cases: pd.DataFrame) -> None:
     with pytest.raises(UserError, match=r"no column 'median_u'; did you mean 'median_us'"):
         plot.lines(cases, "seq_len", "median_u")
+    with pytest.raises(UserError, match="implementation or seq_len has missing values: leave these rows out"):
+        plot.lines(cases.replace(HOSTILE, None), "seq_len", "median_us")
     with pytest.raises(UserError, match="nothing to draw"):
         plot.lines(cases.head(0), "seq_len", "median_us")
     with pytest.raises(UserError, match="nothing to draw"):
@@ -118,6 +121,9 @@ def test_an_implementation_keeps_its_colour_and_a_user_may_change_it(cases: pd.D
         bars = plot.lines(rows, "seq_len", "median_us", **more).axes[0].containers
         colours.append({each.get_label(): each.lines[0].get_color() for each in bars})
     assert colours == [{"sdpa.auto": "#000000", HOSTILE: "#123456"}, {"sdpa.auto": "#000000"}]
+    many = [cases[::6][:1].assign(implementation=f"mine.{n}") for n in range(30)]
+    bars = plot.lines(pd.concat([cases[::6][:1], *many]), "seq_len", "median_us").axes[0].containers
+    assert len({(each.lines[0].get_color(), each.lines[0].get_marker()) for each in bars}) == 31
     assert len(set(plot.LOOKS.values()) | set(plot.OTHERS)) == len(plot.LOOKS) + len(plot.OTHERS)
 
 
@@ -127,16 +133,21 @@ def test_every_dot_and_every_cell_is_shown_once_in_the_order_of_the_frame() -> N
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["b", "a"]
     points = {bars.get_label(): [values[0] for values in bars.lines[0].get_data()] for bars in axes.containers}
     assert points == {"a": [0.8, 1], "b": [1.2, 0]}
+    near = plot.dots(frame.head(1).assign(speedup=1.06), "speedup", low=None, high=None).axes[0]
+    assert sum(1 < tick < 1.06 for tick in near.get_xticks()) > 1
     wide = plot.heatmap(pd.DataFrame(np.arange(1.0, 41.0).reshape(2, 20)), centre=20, text="{:.0f}")
     assert len(wide.axes) > 1
     assert sorted(int(text.get_text()) for axes in wide.axes for text in axes.texts) == list(range(1, 41))
-    gap = plot.heatmap(pd.DataFrame([[1.0, np.nan]]))
-    assert [text.get_text() for text in gap.axes[0].texts] == ["1.00", "—"]
+    plot.dots(frame.astype({"candidate": "category"}), "speedup")
+    with warnings.catch_warnings(action="error"):
+        gap = plot.heatmap(pd.DataFrame([[1.0, np.nan, 0.0]]))
+    assert [text.get_text() for text in gap.axes[0].texts] == ["1.00", "—", "0.00"]
 
 
 def test_a_roof_is_the_lower_of_two_ceilings_that_anyone_may_state(cases: pd.DataFrame) -> None:
     rates = {"copy": 2000.0, "matmul.float16": 300.0, "wgmma.float16": 400.0, "exponentials": 1000.0}
-    axes = plot.roofline(cases, rates).axes[0]
+    parts = [part.reset_index(drop=True) for _, part in cases.groupby("causal")]
+    axes = plot.roofline(pd.concat(parts), rates).axes[0]
     roof = next(line for line in axes.get_lines() if "memory 2,000 GB/s" in str(line.get_label()))
     assert np.allclose(roof.get_ydata(), np.minimum(400.0, 2.0 * roof.get_xdata()))
     exponentials = next(line for line in axes.get_lines() if "exponentials, D = 64" in str(line.get_label()))

@@ -42,6 +42,8 @@ def test_a_cell_reads(value: Any, column: str, text: str) -> None:
         ((1.23349, 1.2274, 1.2381), "1.233 [1.227, 1.238]"),
         ((48.678, 48.51, 48.93), "48.7 [48.5, 48.9]"),
         ((5230.4, 5210.0, 5251.0), "5,230 [5,210, 5,251]"),
+        ((12345.678, 12345.67, 12345.69), "12,346 [12,346, 12,346]"),
+        ((1.2, 1.1, np.inf), "1.20 [1.10, inf]"),
         ((2.0, np.nan, np.nan), "2.00"),
         ((2.0, 2.0, 2.0), "2.00"),
         ((np.nan, 1.0, 2.0), "—"),
@@ -78,8 +80,10 @@ def test_a_table_has_units_keys_and_bold_rows() -> None:
     assert bold is not None
     assert {cell["id"] for cell in soup.select("td[id]")} == set(re.findall(r"#(\w+)", bold[1]))
     assert r"\bfseries b & \bfseries 2,000" in shown._repr_latex_()
-    with pytest.raises(UserError, match="bold has 1 rows, the table 2"):
-        table(frame, bold=[True])
+    assert table(frame, bold=[False, True])._repr_latex_() == shown._repr_latex_()
+    for rows, mask in ((frame, [True]), (frame[::-1], frame.median_us > 1)):
+        with pytest.raises(UserError, match="bold has other rows than the table, or another order"):
+            table(rows, bold=mask)
 
 
 def test_a_user_can_go_on_with_the_style_of_a_table_of_any_length() -> None:
@@ -110,14 +114,17 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
     )
     assert statement(pd.DataFrame([ROW])) == said
     worst = statement(
-        ROW | {"n": 15, "highest": 1.2908, "kv_heads": 2, "decision": "inconclusive", "smallest_effect": 0}
+        ROW | {"n": 15.0, "highest": 1.2908, "kv_heads": 2, "decision": "inconclusive", "smallest_effect": 0}
     )
     assert "cannot be told from sdpa.auto at B=32 H=8 S=512 D=64 kv heads 2 float16" in worst
     assert "rising 24 values, the worst of 15 input distributions (highest 1.291): speedup" in worst
+    assert ", the worst of 2 over batch (highest" in statement(ROW | {"n": 2, "highest": 1.3, "over": "batch"})
     assert worst.endswith("the smallest effect that it can detect is not known.")
     assert r"\<img src=x onerror=alert(1)>" in statement(ROW | {"candidate": HOSTILE})._repr_markdown_()
     with pytest.raises(UserError, match="one row, not 2"):
         statement(pd.DataFrame([ROW, ROW]))
+    with pytest.raises(UserError, match="takes a row of compare or worst, such as"):
+        statement(with_interval(pd.DataFrame([ROW]), "speedup"))
     with pytest.raises(UserError, match="lacks 'speedup'"):
         statement({"candidate": "a", "decision": "faster"})
 
@@ -130,6 +137,7 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
         (pd.Series([], dtype=bool), False),
         (np.array([1, 0]), False),
         (pd.NA, False),
+        ((value > 1 for value in [2, 1]), False),
         (lambda: {}["a"], False),
     ],
 )

@@ -30,11 +30,11 @@ CASE = list(schema.CASE)
 LEAST_CARDS = 3
 """The fewest cards that serve as blocks: with 2, a 95 % interval is ±12.7 standard errors."""
 QUANTILES = {"p95": 0.95, "p99": 0.99}
-USED = ["replicate", "block", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
+USED = ["replicate", "block", "round", "launches", "latency_us", "tick_us", "sm_clock_mhz", "throttled", "run"]
 """The columns of samples that inference reads, in addition to those of the case and its timing."""
 DEFAULTS = {axis: getattr(Shape(1, 1, 1, 8), axis) for axis in AXES[4:]} | {
     **{"kv_heads": 0, "kv_len": 0, "clock": "device", "cache": "warm", "replicate": 0, "launches": 1, "tick_us": 0.0},
-    **{"sm_clock_mhz": np.nan, "throttled": np.nan, "run": ""},
+    **{"round": np.nan, "sm_clock_mhz": np.nan, "throttled": np.nan, "run": ""},
 }
 MAD = 1.4826
 """The standard deviation of normal values over their median absolute deviation."""
@@ -124,13 +124,13 @@ def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
     kept = frame
     for name, value in equal.items():
         require_column(name, frame.columns)
-        wanted = list(value) if isinstance(value, (list, tuple, set, range, np.ndarray, pd.Series)) else [value]
+        wanted = list(value) if pd.api.types.is_list_like(value) else [value]
         for one in wanted:
             _require_value(frame[name], one)
         kept = kept[kept[name].isin(wanted)]
         if kept.empty and len(frame):
-            others = ", ".join(f"{other}={text!r}" for other, text in equal.items() if other != name)
-            raise UserError(f"no row has {name}={value!r} together with {others}: look at what there is")
+            said = " and ".join(f"{name}={value!r}" for name, value in equal.items())
+            raise UserError(f"no row has {said}: look at what there is")
     return kept
 
 
@@ -143,11 +143,13 @@ def _require_value(column: pd.Series, value: Any) -> None:
     known = column.dropna().unique()
     if value in known or (isinstance(value, float) and math.isnan(value)):
         return
-    there = ", ".join(map(str, sorted(known)[:20])) + (", ..." if len(known) > 20 else "")
-    if pd.api.types.is_numeric_dtype(column) and isinstance(value, (int, float)) and len(known):
+    ordered = sorted(known, key=lambda one: (type(one).__name__, one))
+    there = ", ".join(map(str, ordered[:20])) + (", ..." if len(known) > 20 else "")
+    is_number = pd.api.types.is_numeric_dtype(column)
+    if is_number and isinstance(value, (int, float)) and len(known):
         near = f"; did you mean {min(known, key=lambda one: abs(float(one) - value))}?"
     else:
-        near = suggestion(str(value), map(str, known))
+        near = suggestion(str(value), map(str, known)).replace("'", "" if is_number else "'")
     raise UserError(f"no row has {column.name}={value!r}; there are {there or 'no rows'}{near}")
 
 
@@ -157,6 +159,7 @@ class _Taken:
 
     blocks: list[np.ndarray]
     replicates: list[np.ndarray]
+    rounds: np.ndarray
     tick_us: float
 
 
@@ -165,17 +168,20 @@ def _by_case(samples: pd.DataFrame) -> dict[tuple[Any, ...], _Taken]:
     columns = [*CASE, *TIMING]
     case, block = _number(samples, columns), pd.factorize(samples["block"], use_na_sentinel=False)[0]
     replicate = pd.factorize(samples["replicate"])[0]
-    order = np.lexsort((replicate, block, case))  # stable: within a replicate samples keep their order
-    case, block, replicate = case[order], block[order], replicate[order]
+    turn = samples["round"].to_numpy(float, na_value=np.nan)
+    order = np.lexsort((turn, replicate, block, case))  # stable: samples without a round keep their order
+    case, block, replicate, turn = case[order], block[order], replicate[order], turn[order]
+    if not np.any([np.diff(column) for column in (case, block, replicate, turn)], axis=0).all():
+        raise UserError("a case has several samples of the same replicate and round: leave out what is there twice")
     latency, tick = samples["latency_us"].to_numpy(float)[order], samples["tick_us"].to_numpy(float)[order]
     ends = np.flatnonzero(np.diff(case)) + 1
     keys = samples[columns].iloc[order[np.r_[0, ends]]].itertuples(index=False, name=None) if len(order) else ()
-    parts = zip(*(np.split(column, ends) for column in (latency, block, replicate, tick)), strict=True)
+    parts = zip(*(np.split(column, ends) for column in (latency, block, replicate, turn, tick)), strict=True)
     found = {}
-    for key, (taken, its_block, its_replicate, its_tick) in zip(keys, parts, strict=bool(len(order))):
+    for key, (taken, its_block, its_replicate, its_turn, its_tick) in zip(keys, parts, strict=bool(len(order))):
         at = np.flatnonzero(np.diff(its_block)) + 1
         within = np.flatnonzero(np.diff(its_block) | np.diff(its_replicate)) + 1
-        found[key] = _Taken(np.split(taken, at), np.split(taken, within), float(its_tick.max()))
+        found[key] = _Taken(np.split(taken, at), np.split(taken, within), its_turn, float(its_tick.max()))
     return found
 
 
@@ -211,7 +217,7 @@ def summarize(samples: pd.DataFrame) -> pd.DataFrame:
     Tukey's fences (labelled, never dropped); lag1, effective_n; p95_us and p99_us with the ends of order-statistic
     intervals (NaN if there are too few samples).
 
-    Raises UserError: a column is missing, or samples of several runs are mixed.
+    Raises UserError: a column is missing, samples of several runs are mixed, or a round has 2 samples of a case.
     """
     samples = _prepared(samples)
     samples = samples[~samples["implementation"].str.startswith("control.")]
@@ -227,14 +233,14 @@ def _summarized(samples: pd.DataFrame) -> pd.DataFrame:
     rows = [dict(zip(columns, key, strict=True)) | _summary(taken) for key, taken in _by_case(samples).items()]
     state = samples.assign(throttled=100 * samples["throttled"].astype("Float64").astype(float))
     state["sm_clock_mhz"] = state["sm_clock_mhz"].astype("Float64").astype(float)
-    context = state.groupby(columns, sort=False).agg(
+    context = state.groupby(_number(state, columns)).agg(
         replicates=("replicate", "nunique"),
         launches=("launches", "min"),
         sm_clock_mhz=("sm_clock_mhz", "median"),
         throttled_pct=("throttled", "mean"),
     )
-    names = _summary(_Taken([np.ones(2)], [np.ones(2)], 0.0))
-    return pd.DataFrame(rows, columns=[*columns, *names]).merge(context.reset_index(), on=columns, how="left")
+    names = _summary(_Taken([np.ones(2)], [np.ones(2)], np.ones(2), 0.0))
+    return pd.DataFrame(rows, columns=[*columns, *names]).join(context)
 
 
 def _summary(taken: _Taken) -> dict[str, float]:
@@ -335,8 +341,9 @@ COMPARED = [
 
 
 def _paired(one: _Taken, other: _Taken) -> bool:
-    """Whether rounds can be paired: both sides have the same number in each block."""
-    return [block.size for block in one.blocks] == [block.size for block in other.blocks]
+    """Whether rounds can be paired: both sides have the same ones, and the same number in each block."""
+    sizes = [[block.size for block in side.blocks] for side in (one, other)]
+    return sizes[0] == sizes[1] and np.array_equal(one.rounds, other.rounds, equal_nan=True)
 
 
 def _judged(judge: Callable[..., Any], base: _Taken, other: _Taken, **options: Any) -> Any:
@@ -349,26 +356,29 @@ def worst(verdicts: pd.DataFrame, over: str | Sequence[str] = "values", of: str 
 
     A claim must hold for this row. Zeros are skipped if other inputs were timed: no program attends to zeros.
     More columns: `n`, the number of the axis's values at which the candidate was timed; `mean`, the geometric mean of
-    its speedups; `highest`, the largest; `lacking`, the number of values at which only others were timed.
+    its speedups; `highest`, the largest; `lacking`, the number of values at which only others were timed; `over`.
 
     Args:
+        over: an axis or several. With `seq_len` name `kv_len`, and with `heads` `kv_heads`, if they are equal.
         of: `speedup`, or a ratio of `compare_errors`, of which the largest is the worst.
 
-    Raises UserError: no such column.
+    Raises UserError: no such column; several rows of a candidate at one shape and timing.
     """
     over = [over] if isinstance(over, str) else list(over)
-    for name in (*over, of):
+    for name in ("candidate", *over, of):
         require_column(name, verdicts.columns)
     place = [name for name in ["baseline", *AXES, *TIMING] if name not in over and name in verdicts]
-    judged = verdicts
+    if verdicts.duplicated(["candidate", *place, *over]).any():
+        raise UserError("a candidate has several rows at one shape and timing: leave out all but those of one run")
+    judged = verdicts.reset_index(drop=True)
     if "values" in over:
-        is_judged = verdicts["values"] != ZEROS
-        others = is_judged.groupby([verdicts[name] for name in place], sort=False).transform("any")
-        judged = verdicts[is_judged | ~others]
+        is_judged = judged["values"] != ZEROS
+        others = is_judged.groupby([judged[name] for name in place], sort=False).transform("any")
+        judged = judged[is_judged | ~others]
     groups = judged.groupby(["candidate", *place], sort=False)[of]
     means = groups.agg(_geometric_mean).to_numpy()
     found = judged.loc[groups.idxmin() if of == "speedup" else groups.idxmax()]
-    found = found.assign(n=groups.size().to_numpy(), mean=means, highest=groups.max().to_numpy())
+    found = found.assign(n=groups.size().to_numpy(), mean=means, highest=groups.max().to_numpy(), over=" ".join(over))
     at = judged[[*place, *over]].drop_duplicates().groupby(place, sort=False).size().rename("lacking")
     found = found.merge(at.reset_index(), on=place, how="left")
     return found.assign(lacking=found["lacking"] - found["n"])
@@ -464,8 +474,8 @@ def compare_errors(checks: pd.DataFrame, baseline: str = "sdpa.cudnn") -> pd.Dat
     errors = taken.groupby(CASE, sort=False).agg({"rms_error": "mean", "max_error": "max"}).astype(float)
     errors = errors.assign(rms_error=errors["rms_error"] ** 0.5).reset_index("implementation", names="candidate")
     is_baseline = errors["candidate"] == baseline
-    base = errors.loc[is_baseline & (errors["max_error"] > 0), measures]
-    errors = errors[~is_baseline].join(base, rsuffix="_base", how="inner").reset_index()
+    base = errors.loc[is_baseline & (errors["max_error"] > 0), measures].add_suffix("_base")
+    errors = errors[~is_baseline].join(base, how="inner").reset_index()
     ratios = {f"{name[:3]}_ratio": errors[name] / errors[f"{name}_base"] for name in measures}
     return errors.assign(baseline=baseline, **ratios)[["candidate", "baseline", *AXES, *measures, *ratios]]
 

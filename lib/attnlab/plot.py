@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.style import context
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from attnlab.base.errors import UserError
 from attnlab.base.texts import printable
@@ -52,7 +52,7 @@ PURPLES = ("#C9B3E6", "#B79DDB", "#A588D0", "#9372C5", "#815DBA", "#6A3FA0", "#5
 LOOKS |= {f"kernel.{name}": (colour, mark) for name, colour, mark in zip(LADDER, PURPLES, "ph<>d*8D", strict=True)}
 """Colour and marker of an implementation; the ladder of kernels goes from light to dark."""
 OTHERS = (("#C938FA", "x"), ("#05C705", "+"), ("#FA3838", "1"), ("#8EB946", "2"), ("#5B3894", "3"), ("#FA38C9", "4"))
-"""Colours and markers of implementations that `LOOKS` lacks, in the order of their names."""
+"""Colours and markers of implementations that `LOOKS` lacks, in the order of their names; then free ones of `LOOKS`."""
 SUBJECTS = ("implementation", "candidate", "baseline")
 LETTERS = {"batch": "B = ", "heads": "H = ", "seq_len": "S = ", "head_dim": "D = "}
 RATIO_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
@@ -156,10 +156,10 @@ def dots(
     figure, (axes,) = _panels(1, looks if hue else {}, len(rows) * (0.2 + max(tall, several * 0.05 * len(looks))))
     for number, (name, look) in enumerate(looks.items()):
         part = frame[frame[hue or y] == name]
-        places = part[y].map(rows.index) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5)
+        places = [rows.index(value) + several * 0.6 * ((number + 0.5) / len(looks) - 0.5) for value in part[y]]
         axes.errorbar(part[x], places, xerr=_bars(part, x, low, high), **look)
     axes.axvline(1, color="#444444", linewidth=0.9)
-    _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].stack(), True)
+    _scale(axes.xaxis, x, frame[[low, high] if low and high else [x]].assign(line=1.0).stack(), True)
     axes.set_yticks(range(len(rows)), labels)
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=heading(x))
     values = "; ".join(f"{_named(y, row[y])} {text_of(row[x], x)}" for _, row in frame.iterrows())
@@ -181,7 +181,7 @@ def heatmap(wide: pd.DataFrame, centre: float = 1.0, reach: float = 0.5, text: s
     figure = NotebookFigure(figsize=(WIDTH, len(blocks) * (above + 0.2 * len(rows))))
     for axes, block in zip(figure.subplots(len(blocks), 1, squeeze=False)[:, 0], blocks, strict=True):
         cells = wide.iloc[:, list(block)].to_numpy(float, na_value=np.nan)
-        shades = np.log(cells / centre) / np.log1p(reach)
+        shades = np.log(np.clip(cells / centre, 1e-9, None)) / np.log1p(reach)
         axes.pcolormesh(shades, cmap="RdBu", vmin=-1, vmax=1, edgecolors="white", linewidth=0.5)
         for (row, column), value in np.ndenumerate(cells):
             colour = "white" if abs(shades[row, column]) > 0.65 else "black"
@@ -239,7 +239,7 @@ def roofline(cases: pd.DataFrame, ceilings: Any, hue: str = "implementation") ->
     axes.set(xlabel=heading("intensity"), ylabel=heading("throughput_tflops"))
     drawn = [line for line in axes.get_lines() if np.isfinite(line.get_ydata()).all() and line.get_color() == "#444444"]
     axes.legend(handles=drawn, loc="lower right")
-    best = cases.loc[cases["throughput_tflops"].idxmax()]
+    best = cases.iloc[cases["throughput_tflops"].argmax()]
     figure.alt = f"Roofline: {'; '.join(str(line.get_label()) for line in drawn)}. Highest: {best[hue]}, "
     figure.alt += f"{significant(best['throughput_tflops'])} TFLOP/s at {significant(best['intensity'])} FLOP/byte."
     return figure
@@ -252,6 +252,8 @@ def _require(frame: pd.DataFrame, keys: Sequence[str | None], *more: str | None)
     if frame.empty:
         raise UserError("there is nothing to draw: the frame is empty")
     named = [key for key in keys if key]
+    if frame[named].isna().any(axis=None):
+        raise UserError(f"{' or '.join(named)} has missing values: leave these rows out, or fill them")
     if named and len(again := frame[frame.duplicated(named, keep=False)]):
         pooled = again[(again[named] == again[named].iloc[0]).all(axis=1)]
         differ = [name for name in pooled if name not in (*named, *more) and pooled[name].nunique(dropna=False) > 1]
@@ -267,7 +269,7 @@ def _looks(
 ) -> dict[Any, dict[str, Any]]:
     """Colour, marker, line and label for each value of a column, as arguments of a plot."""
     names = sorted(frame[hue].unique())
-    palette = OTHERS if hue in SUBJECTS else list(LOOKS.values())[1:]
+    palette = [*OTHERS, *(LOOKS[n] for n in LOOKS if n not in names)] if hue in SUBJECTS else list(LOOKS.values())[1:]
     others = [name for name in names if hue not in SUBJECTS or name not in LOOKS]
     looks = LOOKS | {name: palette[n % len(palette)] for n, name in enumerate(others)}
     found = {}
@@ -313,7 +315,8 @@ def _scale(axis: Any, name: str, values: pd.Series, is_log: bool) -> None:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
         ticks = [tick for tick in RATIO_TICKS if low <= tick <= high] if name in RATIOS and high < 4 * low else []
         subs = (1, 1.5, 2, 3, 5, 7) if high < 5 * low else (1, 2, 5) if high < 50 * low else (1,)
-        axis.set_major_locator(FixedLocator(ticks) if len(ticks) > 2 else LogLocator(subs=subs))
+        near = LogLocator(subs=subs) if high > 1.5 * low else MaxNLocator(5)
+        axis.set_major_locator(FixedLocator(ticks) if len(ticks) > 2 else near)
         axis.set_minor_locator(NullLocator())
     elif low >= 0 and high > 2 * low:
         axis.axes.set(**{f"{axis.axis_name}lim": (0, None)})

@@ -2,7 +2,8 @@
 
 The roofline of Williams, Waterman & Patterson (2009) has one more ceiling here: the exponentials of the softmax. On
 recent GPUs the special-function units take as long as the matrix units (FlashAttention-3, arXiv 2407.08608, section
-3.1). Each amount of work is divided by the fastest ceiling that may apply, so that the floor is below any latency.
+3.1). Each amount of work is divided by the fastest ceiling that may apply. A latency below the
+floor shows that a ceiling was measured too low.
 """
 
 from collections.abc import Hashable, Mapping
@@ -13,7 +14,7 @@ import pandas as pd
 
 from attnlab import stats
 from attnlab.base import paths
-from attnlab.base.errors import UserError
+from attnlab.base.errors import UserError, suggestion
 from attnlab.study import implementations
 from attnlab.study.shapes import BYTES_PER_ELEMENT, Shape
 
@@ -22,6 +23,7 @@ PER_US = {"TFLOP/s": 1e6, "GB/s": 1e3, "Gexp/s": 1e3, "bytes": 1.0}
 """Operations, bytes or exponentials per microsecond in one unit."""
 UNITS = {"copy": "GB/s", "l2": "GB/s", "exponentials": "Gexp/s", "l2_size": "bytes"}
 """The unit of a ceiling by its name; those of matrix products are in TFLOP/s."""
+CEILINGS = [*UNITS] + [f"{k}.{d}" for k in ("matmul", "wgmma") for d in (*BYTES_PER_ELEMENT, implementations.E4M3)]
 LIMITS = {"product": "matrix product", "memory": "memory", "l2": "L2", "exponentials": "exponentials"}
 
 
@@ -58,9 +60,9 @@ def add_work(cases: pd.DataFrame) -> pd.DataFrame:
         if name not in cases:
             raise UserError(f"add_work needs the column {name!r}: batch, heads, seq_len and head_dim")
     axes = [axis for axis in AXES if axis in cases]
-    names = cases["implementation"] if "implementation" in cases else pd.Series("", index=cases.index)
+    names = cases["implementation"].astype(str) if "implementation" in cases else pd.Series("", index=cases.index)
     keys = cases[axes].assign(_name=names.where(names.map(implementations.in_fp8), ""))
-    number = keys.groupby([*axes, "_name"], sort=False).ngroup().to_numpy()
+    number = keys.groupby([*axes, "_name"], sort=False, dropna=False).ngroup().to_numpy()
     first = keys.groupby(number).head(1)
     works = [_work(row.pop("_name"), row) for row in first.to_dict("records")]
     work = pd.DataFrame(works, columns=["flops", "bytes", "exponentials"]).iloc[number].set_index(cases.index)
@@ -93,7 +95,7 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
         ceilings: `run.ceilings`, or numbers of your own: {"copy": 4000, "matmul.float16": 800, "exponentials": 4100}
             in GB/s, TFLOP/s and Gexp/s.
 
-    Raises UserError: `cases` has no work: call `add_work` first.
+    Raises UserError: `cases` has no work: call `add_work` first; a ceiling is unknown.
     """
     if "flops" not in cases:
         raise UserError("these cases have no work: call add_work(cases) first")
@@ -101,6 +103,8 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
         known = ceilings.dropna(subset=["rate"])
         rates = {row.ceiling: row.rate * PER_US[row.unit] for row in known.itertuples()}
     else:
+        for name in set(ceilings) - set(CEILINGS):
+            raise UserError(f"unknown ceiling {name!r}; known are {', '.join(CEILINGS)}{suggestion(name, CEILINGS)}")
         rates = {name: rate * PER_US[UNITS.get(name, "TFLOP/s")] for name, rate in ceilings.items()}
     dtype = cases["dtype"] if "dtype" in cases else pd.Series("float16", index=cases.index)
     if "implementation" in cases:

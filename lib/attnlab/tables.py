@@ -100,8 +100,8 @@ def with_interval(frame: pd.DataFrame, name: str, low: str = "low", high: str = 
 def _interval(value: float, low: float, high: float) -> str:
     if not (value and math.isfinite(value) and high > low):
         return significant(value)
-    least = max(0, 2 - math.floor(math.log10(abs(value))))
-    decimals = min(max(least, math.ceil(-math.log10((high - low) / 2))), least + 2)
+    least = 2 - math.floor(math.log10(abs(value)))
+    decimals = max(0, min(max(least, math.ceil(-math.log10(min(high - low, 1e9) / 2))), least + 2))
     return f"{value:,.{decimals}f} [{low:,.{decimals}f}, {high:,.{decimals}f}]"
 
 
@@ -163,12 +163,12 @@ def table(frame: pd.DataFrame, caption: str = "", bold: Any = None) -> Table:
         bold: a mask of rows (a Series), or of cells (a frame with some of the columns).
 
     Raises:
-        UserError: the mask has another length.
+        UserError: the mask has another length or index.
     """
     mask = bold if bold is not None else np.zeros(len(frame), bool)
-    if len(mask) != len(frame):
-        raise UserError(f"bold has {len(mask)} rows, the table {len(frame)}: give a mask of the same frame")
-    shown = frame.reset_index(drop=not any(name is not None for name in frame.index.names))
+    if len(mask) != len(frame) or (isinstance(mask, pd.Series | pd.DataFrame) and not mask.index.equals(frame.index)):
+        raise UserError("bold has other rows than the table, or another order: give a mask of the same frame")
+    shown = pd.DataFrame(frame).reset_index(drop=not any(name is not None for name in frame.index.names))
     if isinstance(mask, pd.DataFrame):
         cells = mask.reindex(columns=shown.columns, fill_value=False).to_numpy(bool)
     else:
@@ -207,7 +207,8 @@ def statement(row: Any) -> Statement:
     try:
         interval = _interval(*(float(row[name]) for name in ("speedup", "low", "high")))
         p, count, effect = text_of(row["p_holm"], "p_holm"), row.get("n", math.nan), row["smallest_effect"]
-        worst = f", the worst of {count} input distributions (highest {row['highest']:.3f})" if count > 1 else ""
+        axes = "input distributions" if (over := row.get("over", "values")) == "values" else f"over {over}"
+        worst = f", the worst of {count:g} {axes} (highest {row['highest']:.3f})" if count > 1 else ""
         smallest = f"The smallest effect that the run can detect here is {100 * effect:.2g} % (A/A control)."
         if not effect > 0:
             smallest = "The run has no A/A control, so the smallest effect that it can detect is not known."
@@ -218,6 +219,8 @@ def statement(row: Any) -> Statement:
         )
     except KeyError as error:
         raise UserError(f"statement takes a row of compare or worst; this one lacks {error}") from None
+    except (AttributeError, TypeError, ValueError):
+        raise UserError("statement takes a row of compare or worst, such as verdicts.iloc[0]") from None
 
 
 def _shape(row: Mapping) -> str:
@@ -246,8 +249,8 @@ def holds(words: str, condition: Any) -> None:
         condition = False
     if isinstance(condition, pd.DataFrame):
         raise UserError("the condition is a frame: name one of its columns, or end it with .all(axis=None)")
-    each = np.atleast_1d(np.asarray(condition, dtype=object))
-    is_true = each.size > 0 and all(value is not pd.NA and value == value and bool(value) for value in each)
+    each = list(condition) if pd.api.types.is_list_like(condition) else [condition]
+    is_true = len(each) > 0 and all(value is not pd.NA and value == value and bool(value) for value in each)
     box = f'<div role="alert" style="{RED}">This does not hold in this run: “{html.escape(words)}”</div>'
     bundle = {"text/markdown": words} if is_true else {"text/html": box, "text/plain": f"does not hold: {words}"}
     display(bundle, raw=True, metadata={"attnlab": {"holds": is_true}})
