@@ -93,6 +93,7 @@ class Rounds:
     def _round(self, turns: list[Subject], number: int, sampler: cuda_events.Sampler) -> list[Taken]:
         drawn = DrawnRound(number)
         self._draw(drawn)
+        drawn_bits = self._windows.bits()
         self._order.shuffle(turns)
         card = self._session.telemetry.read()
         state, taken = asdict(card) | {"throttled": card.throttled}, []
@@ -100,6 +101,9 @@ class Rounds:
             with self._unless_refused(subject):
                 with subject.running():
                     sample = sampler(subject.case)
+                if self._windows.bits() != drawn_bits:  # which would spoil the samples of others
+                    self._draw(drawn)
+                    raise Broken("changed its inputs")
                 for output in outputs.each(sample.output):
                     if wrong := outputs.disguised(output, self._session.device):
                         raise Broken(wrong)
