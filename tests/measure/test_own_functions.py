@@ -282,6 +282,7 @@ def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch,
     monkeypatch.setattr(record, "record", lambda *given: given[-1])
     study = tiny_study(implementations=["sdpa.auto", *own])
     assert measurement.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
+    assert measurement.measured("", study, "cpu", call="") == ""  # measured from a cell, and not kept
 
 
 def test_a_study_of_what_cannot_be_called_begins_no_run(data, one_thread, write_module, capsys):
