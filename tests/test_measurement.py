@@ -159,7 +159,8 @@ def test_a_kernel_needs_no_entry_in_the_ladder(tmp_path):
     assert "did you mean 'plain'?" in told(
         lambda: kernel("mine", PLAIN, **stated | {"function": "plan"}).resources(TARGET)
     )
-    assert "state its function, its grid and its threads" in told(lambda: kernel("mine", PLAIN))
+    for lacking in ({}, stated | {"template": {"warps": 2}}):
+        assert "state its function, grid and threads" in told(lambda given=lacking: kernel("mine", PLAIN, **given))
     assert "can't be read" in told(lambda: kernel("mine", str(tmp_path / "none.cu"), **stated))
 
 
