@@ -101,9 +101,6 @@ class Rounds:
             with self._unless_refused(subject):
                 with subject.running():
                     sample = sampler(subject.case)
-                if self._windows.bits() != drawn_bits:  # which would spoil the samples of others
-                    self._draw(drawn)
-                    raise Broken("changed its inputs")
                 for output in outputs.each(sample.output):
                     if wrong := outputs.disguised(output, self._session.device):
                         raise Broken(wrong)
@@ -112,6 +109,9 @@ class Rounds:
                 row = self._session.row(self._shape, subject) | self._timing.model_dump() | place | state
                 taken.append((row | {"launches": sample.launches}, sample))
                 self._compared[subject.implementation.name].compare(drawn, sample)
+                if self._windows.bits() != drawn_bits:  # which would spoil the samples of others
+                    self._draw(drawn)
+                    raise Broken("changed its inputs")
         return taken
 
     def _cut_short(self, subjects: list[Subject], number: int) -> None:
