@@ -1,13 +1,16 @@
 """Measuring and checking the functions of a notebook cell."""
 
+import sys
 import threading
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from conftest import told
 
 from attnlab import frames
-from attnlab.measurement import check, measure
+from attnlab.measurement import _name, check, measure
 from attnlab.measuring.subjects.handles import kernel, peer, sdpa
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import sweep
@@ -20,6 +23,11 @@ def mine(q, k, v, causal, scale=None):
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=bool).triu(1), float("-inf"))
     return scores.softmax(-1) @ v
+
+gain = torch.nn.Parameter(torch.ones(1))
+
+def learned(q, k, v, causal, scale=None):
+    return gain * mine(q, k, v, causal, scale)
 
 def unscaled(q, k, v, causal, scale=None):
     return mine(q, k, v, causal, 1.0)
@@ -70,16 +78,20 @@ def test_a_shape_that_is_not_served_has_a_row_that_says_why(cell):
     assert "there is no shape" in told(lambda: check(cell["mine"], []))
 
 
-def test_functions_of_a_cell_are_measured_as_studies_are_and_nothing_is_left(cell, data):
+def test_functions_of_a_cell_are_measured_as_studies_are_and_nothing_is_left(cell, data, tmp_path, monkeypatch):
+    script = ModuleType("__main__")
+    script.__file__ = str(tmp_path / "script.py")
+    Path(script.__file__).write_text("raise SystemExit('runs again')")
+    monkeypatch.setitem(sys.modules, "__main__", script)
     shapes = sweep(batch=1, heads=2, seq_len=[32, 64], head_dim=16, dtype="float32")
-    run = measure({"my one": cell["mine"], "no scale": cell["unscaled"], "sdpa.auto": sdpa()}, shapes, samples=5)
+    run = measure({"class": cell["learned"], "no scale": cell["unscaled"], "sdpa.auto": sdpa()}, shapes, samples=5)
     assert not data.exists() or not any(data.iterdir())
-    assert set(run.samples.implementation) == {"my one", "sdpa.auto", "control.sdpa.auto"}
+    assert set(run.samples.implementation) == {"class", "sdpa.auto", "control.sdpa.auto"}
     assert len(run.samples) == 2 * 3 * 5
     failed = run.cases[run.cases.status == "failed"]
     assert set(failed.implementation) == {"no scale"}
     verdicts = frames.compare(run.samples, "sdpa.auto")
-    assert set(verdicts.candidate) == {"my one"}
+    assert set(verdicts.candidate) == {"class"}
 
 
 def test_a_run_is_kept_under_its_name(cell, data, threaded):
@@ -100,6 +112,8 @@ def test_what_can_not_travel_is_named(cell, data):
     said = told(lambda: measure({"holding": holding, "sdpa.auto": sdpa()}, [SMALL]))
     assert said.startswith("'holding' can't travel to the process that measures (cannot pickle '_thread.lock' object)")
     assert "is not among the implementations" in told(lambda: measure({"mine": cell["mine"]}, [SMALL]))
+    taken = {"sdpa.auto": sdpa(), "control.sdpa.auto": cell["mine"]}
+    assert "is the name of a control" in told(lambda: measure(taken, [SMALL]))
 
 
 @pytest.mark.parametrize("call", [lambda: sdpa("flsh"), lambda: peer("flash"), lambda: kernel("pipelned")])
@@ -137,6 +151,7 @@ def test_a_kernel_needs_no_entry_in_the_ladder(tmp_path):
     (tmp_path / "plain.cu").write_text(PLAIN)
     stated = {"function": "plain", "grid": lambda shape: shape.batch * shape.heads * shape.seq_len, "threads": 64}
     mine = kernel("mine", tmp_path / "plain.cu", **stated)
+    assert _name("mine", kernel("kernel.lazy", PLAIN, **stated)) == "python.cell.mine"  # not the ladder's
     (row,) = mine.resources(TARGET).itertuples()
     assert (row.ctas, row.threads, row.spill_bytes) == (32 * 8 * 512, 64, 0)
     assert mine.resources(TARGET).equals(kernel("mine", PLAIN, **stated).resources(TARGET))
@@ -144,7 +159,8 @@ def test_a_kernel_needs_no_entry_in_the_ladder(tmp_path):
     assert "did you mean 'plain'?" in told(
         lambda: kernel("mine", PLAIN, **stated | {"function": "plan"}).resources(TARGET)
     )
-    assert "state its function, its grid and its threads" in told(lambda: kernel("mine", PLAIN))
+    for lacking in ({}, stated | {"template": {"warps": 2}}):
+        assert "state its function, grid and threads" in told(lambda given=lacking: kernel("mine", PLAIN, **given))
     assert "can't be read" in told(lambda: kernel("mine", str(tmp_path / "none.cu"), **stated))
 
 

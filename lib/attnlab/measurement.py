@@ -18,7 +18,7 @@ from attnlab.base import paths
 from attnlab.base.errors import Outdated, UserError
 from attnlab.runs import read, schema, write
 from attnlab.study import callables, studies
-from attnlab.study.implementations import FALLBACK, control
+from attnlab.study.implementations import FALLBACK, control, is_control
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
@@ -69,7 +69,8 @@ def measure(
         stack.enter_context(callables.beside(folder))
         if run is None:
             stack.enter_context(_data_in(folder / "data"))
-        found = frames.load(measured(run or "", study, study.device))
+        call = f"attnlab.measure(..., run={run!r})" if run else ""
+        found = frames.load(measured(run or "", study, study.device, call=call))
     return _labelled(found, {name: label for label, name in names.items()})
 
 
@@ -129,7 +130,7 @@ def _study(
     if baseline not in names:
         raise UserError(f"the baseline {baseline!r} is not among the implementations {', '.join(names)}")
     kind = device if device != "auto" else str(_here(device)["kind"])
-    words = [one.split() for one in timings or ["device warm" if kind == "cuda" else "eager warm"]]
+    words = [one.split(maxsplit=1) for one in timings or ["device warm" if kind == "cuda" else "eager warm"]]
     stated = {
         "name": MODULE,
         "title": "Measured from a cell",
@@ -148,8 +149,10 @@ def _study(
 
 def _name(label: str, attention: Attention) -> str:
     """The name of a function in a study: its own if it has one there, else ``python.cell.<label>``."""
+    if is_control(label):
+        raise UserError(f"{label!r} is the name of a control: choose another")
     named = getattr(attention, "name", "") if hasattr(attention, "implementation") else ""
-    if "." in named:
+    if "." in named and not hasattr(attention, "grid"):  # a kernel from a source may have any name
         return str(named)
     return f"{callables.PREFIX}{MODULE}.{re.sub(r'[^0-9a-zA-Z_]', '_', label)}"
 
@@ -166,8 +169,8 @@ def _module(own: Mapping[str, Attention]) -> str:
             why = " ".join(str(error).split())
             advice = "make within the function what it uses, or hand a source to attnlab.kernel"
             raise UserError(f"{label!r} can't travel to the process that measures ({why}): {advice}") from None
-    lines = (f"{name} = loads({content!r})\n" for name, content in packed.items())
-    return "".join(["from pickle import loads\n\n", *lines])
+    lines = (f"    {name!r}: loads({content!r}),\n" for name, content in packed.items())  # any name, such as "class"
+    return "".join(["from pickle import loads\n\nglobals().update({\n", *lines, "})\n"])
 
 
 @contextmanager
@@ -206,6 +209,7 @@ def measured(
     gpus: str = "",
     scheduler: str = "",
     stated: str = "",
+    call: str | None = None,
 ) -> str:
     """Measure a study and return the name of its run.
 
@@ -215,6 +219,7 @@ def measured(
         gpus: the number of GPUs of this host to use, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
         stated: the user's STUDY, the name of a study or a path; default the study's name.
+        call: the call of `measure` that begins and resumes this run; empty if the run isn't kept.
     """
     with _installed():
         from attnlab.measuring.session import record
@@ -234,12 +239,12 @@ def measured(
         described = executor.device if executor else _here(wanted)
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
-        begun = record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
+        begun = call or record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
         # A user's function is next to the file of its study, and a run alone doesn't name that file.
         beside = f"STUDY={shlex.quote(stated)}" if own else ""
 
         def recorded(run: str) -> str:
-            again = " ".join(filter(None, (f"make measure RUN={run}", beside, where)))
+            again = " ".join(filter(None, (f"make measure RUN={run}", beside, where))) if call is None else call
             return str(record.record(run, study, kind, executor, long, begun, again))
 
         unfinished = "" if name else _unfinished(study, described["name"])

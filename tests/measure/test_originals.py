@@ -38,6 +38,12 @@ class SlowsTheClock(Turns):
         return sdpa.sdpa(q, k, v, causal)
 
 
+class SpoilsInputs(Turns):
+    def otherwise(self, q, k, v, causal):
+        v.mul_(2)
+        return sdpa.sdpa(q, k, v, causal)
+
+
 class Later(torch.Tensor):
     """A tensor that is computed when its content is read."""
 
@@ -63,6 +69,7 @@ class ComputesLater(Turns):
     ("saboteur", "fault"),
     [
         (SlowsTheClock, "replaced time.perf_counter_ns, by which it is timed"),
+        (SpoilsInputs, "changed its inputs"),
         (ComputesLater, "returned a Later on cpu, which is no plain tensor on cpu"),
     ],
 )

@@ -125,7 +125,7 @@ def test_what_cannot_be_called_is_said_in_a_line(write_module, text, said):
         ("raise torch.OutOfMemoryError('too large')", schema.OUT_OF_MEMORY, "too large"),
         ("return None", schema.FAILED, "returned NoneType, and no tensor"),
         ("return v[:, :, 1:] + 0", schema.FAILED, "returned (2, 3, 16, 64), not (2, 3, 17, 64)"),
-        ("return (v + 0).half()", schema.FAILED, "returned torch.float16, not torch.float32"),
+        ("return (v + 0).double()", schema.FAILED, "returned torch.float64, not torch.float32"),
         ("return v + 0", schema.FAILED, "error against float64: max"),
     ],
 )
@@ -282,6 +282,7 @@ def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch,
     monkeypatch.setattr(record, "record", lambda *given: given[-1])
     study = tiny_study(implementations=["sdpa.auto", *own])
     assert measurement.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
+    assert measurement.measured("", study, "cpu", call="") == ""  # measured from a cell, and not kept
 
 
 def test_a_study_of_what_cannot_be_called_begins_no_run(data, one_thread, write_module, capsys):

@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -112,7 +113,11 @@ def _process(
     board = watch.board(CONTEXT)
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_answer, args=(sending, packed, environment, board, failures))  # type: ignore[attr-defined]
-    process.start()
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        process.start()  # without the user's script, which would measure again
+    finally:
+        sys.modules["__main__"] = main
     sending.close()
     answer, step, ends = None, None, False
     while answer is None and not ends:

@@ -196,7 +196,7 @@ class Gate:
         """The fault in the shapes or dtypes of an output."""
         shapes = tuple(tensor.shape for tensor in returned)
         if shapes == self._shapes:
-            dtypes = {tensor.dtype for tensor in returned} - {self._inputs[0].dtype, torch.float64}  # the oracle's own
+            dtypes = {tensor.dtype for tensor in returned} - {self._inputs[0].dtype}
             return f"returned {', '.join(map(str, dtypes))}, not {self._inputs[0].dtype}" if dtypes else ""
         there, wanted = (", ".join(str(tuple(shape)) for shape in each) for each in (shapes, self._shapes))
         return f"returned {there}, not {wanted}"
@@ -250,7 +250,7 @@ class Gate:
         finite = at_once.float().isfinite() if at_once.itemsize == 1 else at_once.isfinite()
         if not_finite := int((~finite).sum()) - unwritten:
             faults.append(f"{not_finite} {all_of_it} are not finite")
-        output.fill_(torch.nan)  # an implementation that returns this memory again has to write it again
+        output.detach().fill_(torch.nan)  # an implementation that returns this memory again has to write it again
         return faults
 
     def _compared(self, tensor: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ class Tally:
 
     def compare(self, output: Output, window: int = 0) -> None:
         """Compare an output with the reference's, then fill it with NaN, so that the next call has to write it."""
-        given = outputs.each(output)
+        given = [tensor.detach() for tensor in outputs.each(output)]  # a module's parameters may require gradients
         returned = [self._reference.widened(tensor, window) for tensor in given]
         self._dtypes = tuple(tensor.dtype for tensor in returned)
         seen = zip(*self._reference.look(window), strict=True)

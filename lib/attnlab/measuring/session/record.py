@@ -45,7 +45,7 @@ def record(
     executor: Executor | None = None,
     long: bool = False,
     command: str = "",
-    again: str = "",
+    again: str | None = None,
 ) -> str:
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
@@ -54,7 +54,7 @@ def record(
         executor: runs the jobs, a replicate each, in fresh processes; default `processes.fresh_processes`.
         long: whether a new run may take longer than a day.
         command: the user's command that measures such a run; by default that for one device of this kind.
-        again: the user's command that resumes this run; by default that for one device.
+        again: the user's command that resumes this run, empty if it isn't kept; by default that for one device.
 
     Raises:
         Outdated: the run began in another environment, with other kernels or another dispatch table.
@@ -63,7 +63,8 @@ def record(
             died. Blocks that were recorded until then are kept.
     """
     device = wanted if executor else devices.resolve(wanted).type
-    command, again = command or command_for(study.name, f"DEVICE={device}"), again or f"make measure RUN={name}"
+    command = command or command_for(study.name, f"DEVICE={device}")
+    again = f"make measure RUN={name}" if again is None else again
     held = write.lock(name, {"study": study.model_dump(mode="json")})
     with held, executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
         environment = _open(pool, name, study, device, long, command)
@@ -86,7 +87,7 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
 
     Args:
         target: the folder of the recording.
-        again: the user's command that resumes it.
+        again: the user's command that resumes it; empty if it isn't kept.
 
     Raises:
         UserError: in place of the error raised inside.
@@ -110,10 +111,10 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         why, first = "the disk is full" if full else f"writing failed ({error.strerror or error})", "make room"
-    if (target / "manifest.json").is_file():
+    if again and (target / "manifest.json").is_file():
         kept = f"what was recorded of {target.name!r} is kept: {first and f'{first}, then '}`{again}` goes on{after}"
     else:
-        kept = f"nothing was recorded yet{first and f': {first}'}"
+        kept = f"nothing was {'recorded yet' if again else 'kept'}{first and f': {first}'}"
     raise (Interrupted if why == "interrupted" else UserError)(f"{why}; {kept}")
 
 

@@ -93,6 +93,7 @@ class Rounds:
     def _round(self, turns: list[Subject], number: int, sampler: cuda_events.Sampler) -> list[Taken]:
         drawn = DrawnRound(number)
         self._draw(drawn)
+        drawn_bits = self._windows.bits()
         self._order.shuffle(turns)
         card = self._session.telemetry.read()
         state, taken = asdict(card) | {"throttled": card.throttled}, []
@@ -108,6 +109,9 @@ class Rounds:
                 row = self._session.row(self._shape, subject) | self._timing.model_dump() | place | state
                 taken.append((row | {"launches": sample.launches}, sample))
                 self._compared[subject.implementation.name].compare(drawn, sample)
+                if self._windows.bits() != drawn_bits:  # which would spoil the samples of others
+                    self._draw(drawn)
+                    raise Broken("changed its inputs")
         return taken
 
     def _cut_short(self, subjects: list[Subject], number: int) -> None:

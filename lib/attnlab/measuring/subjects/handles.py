@@ -196,11 +196,11 @@ def kernel(
 
     Raises:
         UserError: the ladder has no such kernel, or that kernel no such template argument. Or the file can't be read,
-            or a source comes without `function`, `grid` or `threads`.
+            or a source comes without `function`, `grid` or `threads`, or with `template` or `sizes`.
     """
     if source is not None:
-        if not (function and grid and threads > 0):
-            raise UserError(f"kernel {name!r} has a source: state its function, its grid and its threads too")
+        if template or sizes or not (function and grid and threads > 0):
+            raise UserError(f"kernel {name!r} has a source: state its function, grid and threads, no template or sizes")
         text = str(source)
         if isinstance(source, Path) or text.endswith(".cu"):
             try:

@@ -106,6 +106,11 @@ class Windows:
             of_head = torch.arange(len(keys), device=keys.device) % self.shape.kv_heads
             keys.copy_(keys[of_head] if self.by_token else keys[:, :1].clone())
 
+    def bits(self) -> list[int]:
+        """The sum of the words of each tensor's memory, in which a change shows."""
+        word = torch.int16 if self.memory[0][0, 0].nbytes % 8 else torch.int64  # the longer one is faster
+        return torch.stack([memory.view(word).sum() for memory in self.memory]).tolist()
+
     @contextmanager
     def scrambled(self) -> Iterator[None]:
         """A context with other values of the same input distribution; at its end, the old bits are restored.
