@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import varlen
+from torch.nn.attention.bias import causal_lower_right
 
 import attnlab
 from attnlab.serving import attention, ragged
@@ -46,6 +47,8 @@ def outcome(given, options, context):
         ((Q, KEYS, KEYS), {}, True),
         ((Q, KEYS[:, :2], KEYS[:, :2]), {"enable_gqa": True}, True),
         ((Q, Q, Q, MASK), {}, False),
+        ((Q, KEYS, KEYS, causal_lower_right(Q.shape[2], KEYS.shape[2])), {"scale": 0.5}, False),
+        ((Q, KEYS, KEYS), {"attn_mask": causal_lower_right(Q.shape[2], KEYS.shape[2])}, False),
         ((Q, Q, Q), {"dropout_p": 0.5}, False),
         ((Q, KEYS, KEYS), {"is_causal": True}, False),
         ((Q, KEYS[:, :2], KEYS[:, :2]), {}, False),  # an error

@@ -15,7 +15,7 @@ import attnlab
 from attnlab.measuring.kernels import backward
 from attnlab.measuring.subjects import inputs, sdpa
 from attnlab.measuring.subjects.oracle import composed, gradients
-from attnlab.serving import attend, calls, context, training
+from attnlab.serving import attend, calls, context, ragged, training
 from attnlab.study.shapes import Shape
 
 PYTORCH = F.scaled_dot_product_attention
@@ -46,6 +46,7 @@ def ran(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(calls, "layouts", {})
     monkeypatch.setattr(attend, "is_plain", is_plain)
+    monkeypatch.setattr(ragged, "is_plain", is_plain)
     monkeypatch.setattr(training, "serves", lambda q, k, v, *_: q.shape[2] > 8)
     monkeypatch.setattr(backward, "forward", forward)
     monkeypatch.setattr(backward, "backward", of_gradient)
@@ -66,6 +67,23 @@ def require_alike(given, ours, theirs=PYTORCH, **tolerance):
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, **tolerance)
     return found[0][1:]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_of_the_packed_sequences_that_is_long_enough_has_gradients_by_the_kernels(ran, causal):
+    lengths, key_lengths = [12, 4, 20, 9], [12, 7, 25, 9]
+    given = [
+        torch.randn(sum(n), heads, 16, requires_grad=True) for n, heads in ((lengths, 4), *2 * ((key_lengths, 2),))
+    ]
+    ends = [torch.tensor([0, *n]).cumsum(0) for n in (lengths, key_lengths)]
+
+    def each(*tensors):
+        parts = zip(*(x.transpose(0, 1)[None].split(n, 2) for x, n in zip(tensors, split, strict=True)), strict=True)
+        return torch.cat([composed(*part, causal)[0].transpose(0, 1) for part in parts])
+
+    split = (lengths, key_lengths, key_lengths)
+    require_alike(given, lambda *tensors: attnlab.attend_ragged(*tensors, *ends, causal), each)
+    assert (ran.count("forward"), ran.count("backward")) == (3, 3)
 
 
 ROUTES = {

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.jit._trace import is_tracing
 from torch.nn.attention import varlen
+from torch.nn.attention.bias import CausalBias
 
+from attnlab.measuring.subjects import sdpa
 from attnlab.serving import context, ragged, training
 from attnlab.serving.attend import attend
 
@@ -88,8 +90,10 @@ class _InPlace:
             call = self.asked(*given, **options) if self.is_open else None
         except (AttributeError, TypeError):  # the function before says how it is called
             call = None
-        output = None if call is None else call()
-        return self.before(*given, **options) if output is None else output
+        if call is not None and (output := call()) is not None:
+            return output
+        is_biased = isinstance(given[3] if len(given) > 3 else options.get("attn_mask"), CausalBias)
+        return (sdpa.by_bias if is_biased else self.before)(*given, **options)
 
     def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[object]]:
         name = getattr(self, "__name__", "")

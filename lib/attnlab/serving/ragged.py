@@ -13,9 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnlab.base.errors import UserError
 from attnlab.measuring.kernels import rungs
 from attnlab.measuring.kernels.rungs import CACHES, FEW, RAGGED, Kernel
-from attnlab.measuring.subjects import oracle
+from attnlab.measuring.subjects import oracle, sdpa
 from attnlab.measuring.subjects.implementation import Unsupported
-from attnlab.serving import calls, context
+from attnlab.serving import calls, context, training
 from attnlab.serving.calls import is_plain
 from attnlab.study import ladder
 
@@ -43,8 +43,9 @@ def attend_ragged(
     """softmax(scale·Q·Kᵀ)·V of packed sequences, each of which attends only to itself.
 
     On a Hopper GPU `kernel.ragged` computes it for float16 and bfloat16 with a head_dim of 64 or 128. Then the host
-    doesn't wait, and a graph may be replayed with other lengths. Otherwise the host reads the lengths and calls SDPA
-    for each sequence. Under `torch.compile` it is the operator ``attnlab::attention_packed``.
+    doesn't wait, and a graph may be replayed with other lengths. Otherwise the host reads the lengths and computes one
+    sequence after the other: by SDPA, or with gradients by our kernels as in `attend`. Under `torch.compile` it is the
+    operator ``attnlab::attention_packed``.
 
     Args:
         q: ``(tokens, heads, head_dim)``, with any strides.
@@ -219,7 +220,7 @@ def _by_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def _each(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """SDPA of one packed sequence after the other; rows outside all sequences are 0."""
+    """One packed sequence after the other; rows outside all sequences are 0."""
     output = torch.zeros_like(q)
     queries, keys = (
         [min(max(end, 0), most) for end in ends.tolist()] for ends, most in ((cu_q, len(q)), (cu_k, len(k)))
@@ -227,6 +228,18 @@ def _each(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: b
     for (first, end), (first_key, end_key) in zip(pairwise(queries), pairwise(keys), strict=True):
         if first < end:
             parts = by_head(q[first:end], k[first_key:end_key], v[first_key:end_key])
-            found = masked(*parts, None, causal, scale)
-            output[first:end] = found.squeeze(0).transpose(0, 1)
+            output[first:end] = _alone(*parts, causal, scale).squeeze(0).transpose(0, 1)
     return output
+
+
+def _alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """Attention of one sequence: SDPA, or our kernels with gradients where they serve it."""
+    queries, keys = q.shape[2], k.shape[2]
+    if not keys or (causal and queries > keys):  # a query that sees no key
+        return masked(q, k, v, None, causal, scale)
+    calls.require_attention(q, k, v, scale)
+    if not is_plain(q, k, v):
+        return sdpa.sdpa(q, k, v, causal, scale)
+    if context.needs_gradients(q, k, v) and training.serves(q, k, v, causal, scale):
+        return training.attention(q, k, v, causal, scale)
+    return calls.sdpa_of(q, k, v, causal, scale)(q, k, v)

@@ -118,7 +118,7 @@ def costs(shape: Shape, device: torch.device) -> dict[str, Deviation]:
         Unsupported: the captured values don't fit this shape.
     """
     q, k, v = inputs.draw(shape, 0, device)
-    exact = oracle.composed(q.double(), k.double(), v.double(), shape.causal, shape.scale)
+    exact = oracle.float64(q, k, v, shape.causal, shape.scale)
     found = {shape.dtype: Deviation.between(oracle.composed(q, k, v, shape.causal, shape.scale), exact)}
     for scales, rotated in product(SCALES, (False, True)):
         quantized = quantize(q, k, v, scales, 64 if scales == "block" else None, rotated)

@@ -8,11 +8,13 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention  # the original, even if `attnlab.attention` replaces it
+from torch.overrides import handle_torch_function
 
 from attnlab.measuring.subjects.implementation import Implementation, Tensors, Unsupported, by_sequence
 from attnlab.measuring.subjects.oracle import float64, masked, of_each_head
@@ -21,7 +23,23 @@ from attnlab.study.shapes import Shape
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """PyTorch's scaled_dot_product_attention, by default with the scale 1/√D; a causal mask is aligned to the end."""
-    return scaled_dot_product_attention(q, k, v, **options(q, k, causal, scale))
+    stated = options(q, k, causal, scale)
+    function = by_bias if isinstance(stated.get("attn_mask"), CausalBias) else scaled_dot_product_attention
+    return function(q, k, v, **stated)
+
+
+def by_bias(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **others: Any,
+) -> Tensor:
+    """PyTorch's function with a `CausalBias`, which has to be asked by the function that is in its place now."""
+    given = (q, k, v, attn_mask, dropout_p, is_causal)
+    return handle_torch_function(F.scaled_dot_product_attention, (attn_mask,), *given, **others)
 
 
 def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
@@ -103,6 +121,11 @@ class Padded(Implementation):
         return PaddedCall(given, shape.causal, shape.sequences) if shape.ragged else super().bound(given, shape)
 
 
+def _rounded(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+    """The oracle in the dtype of the inputs, as a case has to return it."""
+    return float64(q, k, v, causal, scale).to(q.dtype)
+
+
 def _of_one_length(*_: Any, **__: Any) -> Tensor:
     raise Unsupported("takes sequences of unlike lengths alone")
 
@@ -126,6 +149,6 @@ _IMPLEMENTATIONS = (
     Padded("sdpa.padded", _of_one_length),
     Implementation("sdpa.each", _of_one_length, ragged=partial(by_sequence, sdpa)),
     Implementation("sdpa.varlen", _of_one_length, ragged=sdpa_varlen),
-    Implementation("reference.float64", float64, ragged=partial(by_sequence, float64)),
+    Implementation("reference.float64", _rounded, ragged=partial(by_sequence, _rounded)),
 )
 REGISTRY = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}
