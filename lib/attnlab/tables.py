@@ -101,7 +101,7 @@ def _interval(value: float, low: float, high: float) -> str:
     if not (value and math.isfinite(value) and high > low):
         return significant(value)
     least = max(0, 2 - math.floor(math.log10(abs(value))))
-    decimals = min(max(least, math.ceil(-math.log10((high - low) / 2))), least + 2)
+    decimals = min(max(least, math.ceil(-math.log10(min((high - low) / 2, abs(value))))), least + 2)
     return f"{value:,.{decimals}f} [{low:,.{decimals}f}, {high:,.{decimals}f}]"
 
 
