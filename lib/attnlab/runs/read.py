@@ -25,7 +25,7 @@ JUDGED: set[str] = set()
 
 def names() -> list[str]:
     """All runs, the newest last, even if its machine's clock was set back."""
-    order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json")}
+    order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json") if path.is_file()}
     return sorted(order, key=lambda name: (order[name], name))
 
 
