@@ -109,6 +109,7 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
         "1.233 [1.227, 1.238], p <0.0001 (Holm), device clock, warm cache. The smallest effect that the run can detect "
         "here is 0.42 % (A/A control)."
     )
+    assert "detect here is 1,287 % (A/A" in str(statement(pd.Series(ROW | {"smallest_effect": 12.87})))
     assert statement(pd.DataFrame([ROW])) == said
     worst = statement(
         ROW | {"n": 15, "highest": 1.2908, "kv_heads": 2, "decision": "inconclusive", "smallest_effect": 0}

@@ -208,7 +208,8 @@ def statement(row: Any) -> Statement:
         interval = _interval(*(float(row[name]) for name in ("speedup", "low", "high")))
         p, count, effect = text_of(row["p_holm"], "p_holm"), row.get("n", math.nan), row["smallest_effect"]
         worst = f", the worst of {count} input distributions (highest {row['highest']:.3f})" if count > 1 else ""
-        smallest = f"The smallest effect that the run can detect here is {100 * effect:.2g} % (A/A control)."
+        percent = f"{100 * effect:.2g}" if effect < 0.99 else significant(100 * effect, 2)  # not as 1.3e+03
+        smallest = f"The smallest effect that the run can detect here is {percent} % (A/A control)."
         if not effect > 0:
             smallest = "The run has no A/A control, so the smallest effect that it can detect is not known."
         return Statement(
