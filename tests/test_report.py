@@ -119,6 +119,10 @@ def test_a_failing_cell_leaves_all_pages_as_they_were(notebooks):
     kept = {path: path.read_bytes() for path in good.parent.iterdir()}
     notebooks(report=["print('new')"], **{"02_b": ["# why\nraise ValueError('one\\ntwo')"]})
     assert told(report.render) == "02_b, the cell `# why`: ValueError: one"
+    assert (
+        told(lambda: report.render("y")) == "1 of 2 pages are left out, for the reasons above; the others are written"
+    )
+    assert [page.name for page in (paths.reports() / "y").glob("*.html")] == ["report.html"]
     notebooks(**{"02_b": ["import os", "os._exit(3)"]})
     assert told(report.render).startswith("02_b, the kernel died")
     assert kept == {path: path.read_bytes() for path in good.parent.iterdir()}

@@ -46,6 +46,7 @@ def test_a_cell_reads(value: Any, column: str, text: str) -> None:
         ((1.2, 1.1, np.inf), "1.20 [1.10, inf]"),
         ((2.0, np.nan, np.nan), "2.00"),
         ((2.0, 2.0, 2.0), "2.00"),
+        ((2.0, 0.5, np.inf), "2.00 [0.50, inf]"),
         ((np.nan, 1.0, 2.0), "—"),
     ],
 )
@@ -112,6 +113,7 @@ def test_a_statement_is_two_sentences_of_one_row() -> None:
         "1.233 [1.227, 1.238], p <0.0001 (Holm), device clock, warm cache. The smallest effect that the run can detect "
         "here is 0.42 % (A/A control)."
     )
+    assert "detect here is 1,287 % (A/A" in str(statement(pd.Series(ROW | {"smallest_effect": 12.87})))
     assert statement(pd.DataFrame([ROW])) == said
     worst = statement(
         ROW | {"n": 15.0, "highest": 1.2908, "kv_heads": 2, "decision": "inconclusive", "smallest_effect": 0}

@@ -240,7 +240,8 @@ def _summarized(samples: pd.DataFrame) -> pd.DataFrame:
         throttled_pct=("throttled", "mean"),
     )
     names = _summary(_Taken([np.ones(2)], [np.ones(2)], np.ones(2), 0.0))
-    return pd.DataFrame(rows, columns=[*columns, *names]).join(context)
+    found = pd.DataFrame(rows, columns=[*columns, *names]).astype(samples[columns].dtypes)  # also without rows
+    return found.join(context)
 
 
 def _summary(taken: _Taken) -> dict[str, float]:

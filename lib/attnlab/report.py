@@ -71,9 +71,11 @@ def render(
 
     Raises:
         UserError: there is no such run, notebook or parameter, or a cell failed; then nothing is written. Or `holds`
-            found a sentence that is not true, or the PDF failed; then the pages are written.
+            found a sentence that is not true, or the PDF failed; then the pages are written. Or cells failed of some
+            pages of a run that isn't the published one, which may lack their data; then the others are written.
     """
-    run, given = str(run or _parameters(REPORT)["run"]), dict(parameters or {})
+    published, given = _parameters(REPORT)["run"], dict(parameters or {})
+    run = str(run or published)
     read.read_manifest(run)
     wanted = {}
     for name in names() if notebooks is None else notebooks:
@@ -85,7 +87,7 @@ def render(
             notebook.cells = [cell for cell in notebook.cells if "published" not in cell.metadata.get("tags", [])]
         page = re.sub(r"[^\w.=,-]+", "-", " ".join([name, *(f"{key}={given[key]}" for key in given)]))
         wanted[page[:80].strip("-")] = notebook, given | ({"run": run} if "run" in known else {})
-    return _build(run, wanted, jobs)
+    return _build(run, wanted, jobs, run != published and len(wanted) > 1)
 
 
 def _parameters(name: str) -> dict[str, str]:
@@ -101,14 +103,17 @@ def _source(name: str) -> Path:
     return paths.NOTEBOOKS / f"{name}.ipynb"
 
 
-def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], jobs: int) -> Path:
+def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], jobs: int, may_lack: bool) -> Path:
     folder = paths.reports() / run
     files.require_writable(folder, "ATTNLAB_REPORTS")
     busy = f"{paths.shown(folder)}/: another process is rendering it; waiting"
     cleaned = tempfile.TemporaryDirectory(prefix="attnlab-", ignore_cleanup_errors=True)
     with files.held(folder / ".lock", lambda: _say(busy)), cleaned as scratch:
         with ThreadPool(jobs) as pool:  # its threads are daemons, and kernels end with this process
-            executed = dict(pool.imap_unordered(lambda page: _execute(run, Path(scratch, page), *wanted[page]), wanted))
+            tried = pool.imap_unordered(
+                lambda page: _execute(run, Path(scratch, page), *wanted[page], may_lack), wanted
+            )
+            executed = {page: notebook for page, notebook in tried if notebook}
         program, pdf = _program() if REPORT in executed else "", folder / "report.pdf"
         there = [name for name in names() if name in executed or (folder / f"{name}.html").is_file()]
         links = {name: f"{name}.html" for name in there} | ({"PDF": pdf.name} if program or pdf.is_file() else {})
@@ -124,6 +129,8 @@ def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], j
     if REPORT in executed and not program:
         _say(HOW)
     _require_true(executed)
+    if lacking := len(wanted) - len(executed):
+        raise UserError(f"{lacking} of {len(wanted)} pages are left out, for the reasons above; the others are written")
     return folder / f"{next(iter(wanted))}.html"
 
 
@@ -162,8 +169,10 @@ class _JupyterKernel(AsyncKernelManager):
         return KernelSpec(argv=argv, env=environment, language="python", display_name="Python 3")
 
 
-def _execute(run: str, scratch: Path, notebook: Notebook, values: dict[str, object]) -> tuple[str, Notebook]:
-    """The page's name, and its notebook with outputs. UserError if a cell fails."""
+def _execute(
+    run: str, scratch: Path, notebook: Notebook, values: dict[str, object], may_lack: bool
+) -> tuple[str, Notebook | None]:
+    """The page's name, and its notebook with outputs. If a cell fails, UserError; with `may_lack` a line, and None."""
     scratch.mkdir()
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
     copy, connection, began = scratch / "copy.ipynb", scratch / "kernel.json", time.perf_counter()
@@ -177,7 +186,11 @@ def _execute(run: str, scratch: Path, notebook: Notebook, values: dict[str, obje
         executed = papermill.execute_notebook(copy, None, values, kernel_name="python3", language="python", **options)
     except PapermillExecutionError as error:
         first, reason = (str(text).strip().partition("\n")[0] for text in (error.source, error.evalue))
-        raise UserError(f"{scratch.name}, the cell `{first}`: {error.ename}: {reason}") from None
+        said = f"{scratch.name}, the cell `{first}`: {error.ename}: {reason}"
+        if not may_lack:
+            raise UserError(said) from None
+        _say(f"{run}: left out {said}")
+        return scratch.name, None
     except (DeadKernelError, RuntimeError) as error:
         raise UserError(f"{scratch.name}, the kernel died: {' '.join(str(error).split())}") from None
     _say(f"{run}: {scratch.name}, {time.perf_counter() - began:.1f} s")

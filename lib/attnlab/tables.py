@@ -209,7 +209,8 @@ def statement(row: Any) -> Statement:
         p, count, effect = text_of(row["p_holm"], "p_holm"), row.get("n", math.nan), row["smallest_effect"]
         axes = "input distributions" if (over := row.get("over", "values")) == "values" else f"over {over}"
         worst = f", the worst of {count:g} {axes} (highest {row['highest']:.3f})" if count > 1 else ""
-        smallest = f"The smallest effect that the run can detect here is {100 * effect:.2g} % (A/A control)."
+        percent = f"{100 * effect:.2g}" if effect < 0.99 else significant(100 * effect, 2)  # not as 1.3e+03
+        smallest = f"The smallest effect that the run can detect here is {percent} % (A/A control)."
         if not effect > 0:
             smallest = "The run has no A/A control, so the smallest effect that it can detect is not known."
         return Statement(

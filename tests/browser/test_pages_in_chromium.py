@@ -48,6 +48,8 @@ def test_a_page_fits_the_width_of_paper(visit, pages, name):
     page = visit(pages / f"{name}.html", A4_PX).page
     page.emulate_media(media="print")
     assert page.evaluate(WIDE) <= 0
+    boxes = "[...document.querySelectorAll('.attnlab-table')].map(box => getComputedStyle(box).maxHeight)"
+    assert set(page.evaluate(boxes)) <= {"none"}  # a table that its box doesn't hold is printed over the text below
 
 
 def test_the_paper_is_short(visit, pages):

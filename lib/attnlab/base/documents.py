@@ -12,8 +12,8 @@ from attnlab.base.errors import UserError, first_problem
 from attnlab.base.files import write_atomically
 
 Model = TypeVar("Model", bound=BaseModel)
-Size = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Words = Annotated[str, Field(min_length=1)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -11,6 +11,8 @@ from attnlab.base.texts import printable
 
 MOST_SHOWN = 200
 """The most characters of a wrong value that a message shows."""
+LONGEST = 4_000
+"""The most characters of a message; from the middle of a longer one, the rest is left out."""
 
 
 class UserError(Exception):
@@ -22,7 +24,8 @@ class UserError(Exception):
     status = 1
 
     def __str__(self) -> str:
-        return printable(super().__str__())  # it may quote untrusted text
+        said = printable(super().__str__())  # it may quote untrusted text, of any length
+        return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} … {said[-LONGEST // 2 :]}"
 
     def _render_traceback_(self) -> list[str]:
         # IPython calls this to find out how to show an exception.

@@ -65,11 +65,11 @@ def preferred(path: Path) -> Path:
 
 
 def of_device(name: str) -> str:
-    """The name of a device in file names, such as ``nvidia-h200``."""
-    return re.sub(r"[\s/\\]+", "-", name.strip().lower())
+    """The name of a device in file names, such as ``nvidia-h200``; of a longer name, the first 60 letters."""
+    return re.sub(r"[\s/\\]+", "-", name.strip().lower())[:60]
 
 
 def shown(path: Path) -> str:
     """A path as messages show it: relative to the folder of the runs and reports if it is inside."""
-    path, folder = Path(path).resolve(), working()
+    path, folder = Path(os.path.abspath(path)), working()  # a link keeps its own name
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

@@ -121,7 +121,7 @@ def _first_wrong(column: pa.ChunkedArray, field: pa.Field) -> int:
     """The number of the first row with an invalid value; -1 if there is none."""
     right = pc.is_valid(column)
     if least := about(field, "least"):
-        right = pc.greater_equal(column, pa.scalar(float(least)))  # false for NaN
+        right = pc.greater_equal(column, pa.scalar(float(least)).cast(column.type))  # false for NaN
         if pa.types.is_floating(field.type) and not about(field, "infinite"):
             right = pc.and_(right, pc.is_finite(column))
     elif pattern := about(field, "pattern"):  # few distinct texts for many rows

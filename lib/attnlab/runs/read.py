@@ -25,7 +25,7 @@ JUDGED: set[str] = set()
 
 def names() -> list[str]:
     """All runs, the newest last, even if its machine's clock was set back."""
-    order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json")}
+    order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json") if path.is_file()}
     return sorted(order, key=lambda name: (order[name], name))
 
 
@@ -112,7 +112,7 @@ def _whole_table(path: Path, manifest: schema.Manifest, table: pa.Schema) -> pd.
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
-    return checks.frame_of_files({path: _rows(content, path)}, table, manifest["seal"] in JUDGED)
+    return checks.frame_of_files({path: _rows(content, path, table)}, table, manifest["seal"] in JUDGED)
 
 
 def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
@@ -137,12 +137,13 @@ def part(name: str, table: str, key: str) -> pd.DataFrame:
 
 
 def _frame(parts: list[Path], table: str) -> pd.DataFrame:
-    return checks.frame_of_files({part: _rows(_verified(part), part) for part in parts}, TABLES[table])
+    held = {part: _rows(_verified(part), part, TABLES[table]) for part in parts}
+    return checks.frame_of_files(held, TABLES[table])
 
 
-def _rows(content: bytes, path: Path) -> pa.Table:
+def _rows(content: bytes, path: Path, table: pa.Schema) -> pa.Table:
     try:
-        rows = parquet.ParquetFile(io.BytesIO(content)).read()
+        rows = parquet.ParquetFile(io.BytesIO(content)).read(columns=table.names)  # others may unpack to any size
         rows.validate(full=True)
     except (OSError, ValueError, pa.ArrowException):
         raise refusal(path, "it is no table in Parquet") from None
