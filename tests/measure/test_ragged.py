@@ -41,7 +41,7 @@ ASSEMBLY = re.compile(r'asm volatile\((?:"[^"]*"|[^";])*\);')
 def emulated(text):
     """A source in which functions of `BODIES` have those, and other PTX is left out."""
     text = SPECIALISED.sub("", text).replace(
-        "unsigned multiplied(unsigned pair, unsigned by);", "unsigned multiplied(unsigned pair, unsigned by) {}"
+        "unsigned multiplied(unsigned pair, unsigned by);", "unsigned multiplied(unsigned pair, unsigned by) { asm }"
     )
     for name, body in BODIES.items():
         for found in reversed(list(re.finditer(rf"__forceinline__ \w+ {name}\([^)]*\) \{{", text))):
@@ -104,6 +104,7 @@ EXTREMES = [130, 250, 64, 300, 1, 0, 5, 17, 0, 90, 200, 200]
         (128, 0, 128, 0, {0: 0, 16: 16, 128: 256}, 1, 2, 512, 3, EXTREMES),
         (128, 1, 64, 60, {0: 0, 64: 64}, 2, 1, 384, 2, EXTREMES),
         (128, 1, 128, -60, {0: 0, 16: 48, 128: 128}, 2, 1, 384, 2, EXTREMES),
+        (128, 1, 128, 40, {0: 0, 16: 16}, 1, 1, 512, 2, [64, 291, 200, 500]),  # a tile of P is rescaled in bf16
         (64, 0, 128, 0, {0: 0}, 2, 2, 320, 2, EXTREMES),  # incomplete passes are listed apart
         (64, 1, 128, 12, {0: 0, 16: 16, 64: 64}, 1, 1, 320, 2, EXTREMES),
         (64, 1, 128, 0, {0: 0, 64: 64}, 1, 5, 320, 1, [40, 320, 64, 1, 9, -3]),  # heads are blocks of one pass
