@@ -69,13 +69,16 @@ def fastest(cases):
 # %%
 cases = choices(runs[0])
 model = {axis: at[axis] for axis in ("heads", "head_dim", "dtype", "causal")}
-square = al.where(cases[(cases.seq_len == cases.kv_len) & (cases.kv_heads == cases.heads)], **model)
-sweep = square[(square.batch == at["batch"]) & square.seq_len.isin([2**n for n in range(20)])]
-al.plot.lines(sweep, "seq_len", "per_token_ns", log="xy")
+length = "seq_len" if at["seq_len"] == at["kv_len"] else "kv_len"  # few queries: the number of keys varies
+alike = cases.seq_len == (cases.kv_len if length == "seq_len" else at["seq_len"])
+fixed = {axis: at[axis] for axis in ("kv_heads", "lengths", "direction")}
+near = al.where(cases[alike], **model, **fixed)
+sweep = near[(near.batch == at["batch"]) & near[length].isin([at[length], *(2**n for n in range(20))])]
+al.plot.lines(sweep, length, "per_token_ns", log="xy")
 
 # %%
 words = ", ".join(f"{axis} {value}" for axis, value in model.items())
-shown(fastest(square).sort_values("per_token_ns"), f"At {words}.", "per_token_ns", "micro_dollars")
+shown(fastest(near).sort_values("per_token_ns"), f"At {words}.", "per_token_ns", "micro_dollars")
 
 # %% [markdown]
 # ## The fastest at every shape
@@ -86,7 +89,7 @@ shown(fastest(square).sort_values("per_token_ns"), f"At {words}.", "per_token_ns
 # %%
 verdicts = al.compare(runs[0].samples, baseline).rename(columns={"candidate": "implementation"})
 along = verdicts.merge(sweep[[*AXES, "clock", "cache", "implementation"]])
-al.plot.heatmap(along.pivot(index="implementation", columns="seq_len", values="speedup"))
+al.plot.heatmap(along.pivot(index="implementation", columns=length, values="speedup"))
 
 # %%
 shown(fastest(cases), f"The fastest at every shape of {run}.")
