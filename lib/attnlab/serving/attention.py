@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.jit._trace import is_tracing
 from torch.nn.attention import varlen
-from torch.nn.attention.bias import CausalBias
 
 from attnlab.measuring.subjects import sdpa
 from attnlab.serving import context, ragged, training
@@ -92,8 +91,8 @@ class _InPlace:
             call = None
         if call is not None and (output := call()) is not None:
             return output
-        is_biased = isinstance(given[3] if len(given) > 3 else options.get("attn_mask"), CausalBias)
-        return (sdpa.by_bias if is_biased else self.before)(*given, **options)
+        mask = given[3] if len(given) > 3 else options.get("attn_mask")
+        return sdpa.function_for(mask, self.before)(*given, **options)
 
     def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[object]]:
         name = getattr(self, "__name__", "")

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 from torch.jit._trace import is_tracing
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import CausalBias
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base import paths
@@ -267,8 +266,9 @@ def sdpa_of(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) 
     require_tensors(q, k, v)
     options = sdpa.options(q, k, causal, scale).items()
     stated = {name: value for name, value in options if value is not _DEFAULTS.get(name)}
-    is_biased = isinstance(stated.get("attn_mask"), CausalBias)
-    function = of_nothing if not q.numel() else sdpa.by_bias if is_biased else scaled_dot_product_attention
+    function = of_nothing
+    if q.numel():
+        function = sdpa.function_for(stated.get("attn_mask"), scaled_dot_product_attention)
     return aligned(partial(function, **stated) if stated else function, q, k, v)
 
 

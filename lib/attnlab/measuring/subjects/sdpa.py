@@ -24,11 +24,15 @@ from attnlab.study.shapes import Shape
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """PyTorch's scaled_dot_product_attention, by default with the scale 1/√D; a causal mask is aligned to the end."""
     stated = options(q, k, causal, scale)
-    function = by_bias if isinstance(stated.get("attn_mask"), CausalBias) else scaled_dot_product_attention
-    return function(q, k, v, **stated)
+    return function_for(stated.get("attn_mask"), scaled_dot_product_attention)(q, k, v, **stated)
 
 
-def by_bias(
+def function_for(attn_mask: Any, otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function that computes with this mask: for a `CausalBias` its own, which works within `attnlab.attention`."""
+    return _by_bias if isinstance(attn_mask, CausalBias) else otherwise
+
+
+def _by_bias(
     q: Tensor,
     k: Tensor,
     v: Tensor,
