@@ -52,7 +52,7 @@ def attention(
     """
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     plain = not dropout and all(others.get(name) is None for name in BEYOND) and key.shape == value.shape
-    lengths = getattr(attention_mask, LENGTHS, None) if _fits(attention_mask, query, key) else None
+    lengths = _told(attention_mask, LENGTHS, query, key)
     known = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
     output = _in_a_row((query, key, value), attention_mask, causal, scaling, known) if plain else None
     if output is not None:
@@ -67,9 +67,12 @@ def attention(
     return attend(query, key, value, causal, scaling, kv_lens=lengths).transpose(1, 2).contiguous(), None
 
 
-def _fits(mask: Tensor | None, q: Tensor, k: Tensor) -> bool:
-    """Whether a mask is for all sequences, queries and keys."""
-    return mask is not None and mask.shape == (len(q), 1, q.shape[2], k.shape[2]) and len(q) == len(k)
+def _told(mask: Tensor | None, attribute: str, q: Tensor, k: Tensor) -> Any:
+    """An attribute of a mask for all sequences, queries and keys; None for masks that are others, or lack it."""
+    found = getattr(mask, attribute, None)
+    if mask is None or found is None or len(q) != len(k) or mask.shape != (len(q), 1, q.shape[2], k.shape[2]):
+        return None
+    return found
 
 
 def _in_a_row(
@@ -79,10 +82,10 @@ def _in_a_row(
     q, k, _ = given
     batch, _, queries, head_dim = q.shape
     if mask is not None:
-        fits = hasattr(mask, ENDS) and _fits(mask, q, k)
-        if not fits or context.needs_gradients(*given) or head_dim not in ragged.head_dims(q.dtype, q.device):
+        told = _told(mask, ENDS, q, k)
+        if not told or context.needs_gradients(*given) or head_dim not in ragged.head_dims(q.dtype, q.device):
             return None
-        *found, causal = getattr(mask, ENDS)
+        *found, causal = told
         known = known if found[0] is None else found
     if known[0] is None or known[1] is None:
         return None
