@@ -108,11 +108,19 @@ def _build(run: str, wanted: Mapping[str, tuple[Notebook, dict[str, object]]], j
     files.require_writable(folder, "ATTNLAB_REPORTS")
     busy = f"{paths.shown(folder)}/: another process is rendering it; waiting"
     cleaned = tempfile.TemporaryDirectory(prefix="attnlab-", ignore_cleanup_errors=True)
+
+    def executed_or_none(page: str) -> tuple[str, Notebook | None]:
+        try:
+            return _execute(run, Path(scratch, page), *wanted[page])
+        except _CellFailed as error:
+            if not may_lack:
+                raise
+            _say(f"{run}: left out {error}")
+            return page, None
+
     with files.held(folder / ".lock", lambda: _say(busy)), cleaned as scratch:
         with ThreadPool(jobs) as pool:  # its threads are daemons, and kernels end with this process
-            tried = pool.imap_unordered(
-                lambda page: _execute(run, Path(scratch, page), *wanted[page], may_lack), wanted
-            )
+            tried = pool.imap_unordered(executed_or_none, wanted)
             executed = {page: notebook for page, notebook in tried if notebook}
         program, pdf = _program() if REPORT in executed else "", folder / "report.pdf"
         there = [name for name in names() if name in executed or (folder / f"{name}.html").is_file()]
@@ -169,10 +177,12 @@ class _JupyterKernel(AsyncKernelManager):
         return KernelSpec(argv=argv, env=environment, language="python", display_name="Python 3")
 
 
-def _execute(
-    run: str, scratch: Path, notebook: Notebook, values: dict[str, object], may_lack: bool
-) -> tuple[str, Notebook | None]:
-    """The page's name, and its notebook with outputs. If a cell fails, UserError; with `may_lack` a line, and None."""
+class _CellFailed(UserError):
+    """A cell of a notebook raised an error."""
+
+
+def _execute(run: str, scratch: Path, notebook: Notebook, values: dict[str, object]) -> tuple[str, Notebook]:
+    """The page's name, and its notebook with outputs. UserError if a cell fails, or its kernel dies."""
     scratch.mkdir()
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
     copy, connection, began = scratch / "copy.ipynb", scratch / "kernel.json", time.perf_counter()
@@ -186,11 +196,7 @@ def _execute(
         executed = papermill.execute_notebook(copy, None, values, kernel_name="python3", language="python", **options)
     except PapermillExecutionError as error:
         first, reason = (str(text).strip().partition("\n")[0] for text in (error.source, error.evalue))
-        said = f"{scratch.name}, the cell `{first}`: {error.ename}: {reason}"
-        if not may_lack:
-            raise UserError(said) from None
-        _say(f"{run}: left out {said}")
-        return scratch.name, None
+        raise _CellFailed(f"{scratch.name}, the cell `{first}`: {error.ename}: {reason}") from None
     except (DeadKernelError, RuntimeError) as error:
         raise UserError(f"{scratch.name}, the kernel died: {' '.join(str(error).split())}") from None
     _say(f"{run}: {scratch.name}, {time.perf_counter() - began:.1f} s")
