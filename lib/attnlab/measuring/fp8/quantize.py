@@ -74,11 +74,7 @@ def quantize(
         advice = f'state scales="block" with them, not {scales!r}, or leave them out'
         raise ValueError(f"rows are those of a block: {advice}")
     tensors = (q, k, v)
-    if (
-        scales == "head"
-        and all(tensor.ndim == 4 and tensor.numel() for tensor in tensors)
-        and quantizing.serves(*tensors)
-    ):
+    if scales == "head" and quantizing.serves(*tensors):
         made = quantizing.quantized(tensors, _signs(q.shape[-1], torch.device("cpu")) if rotated else None)
         found = [Quantized(*one, tensor.shape[2]) for one, tensor in zip(made, tensors, strict=True)]
     else:

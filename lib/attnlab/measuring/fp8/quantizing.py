@@ -46,6 +46,8 @@ def expression(dtype: torch.dtype, head_dim: int, rotated: bool) -> str:
 
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernel takes Q, K and V: on a Hopper GPU, with CuPy installed, and rows of aligned vectors."""
+    if any(tensor.ndim != 4 or not tensor.numel() for tensor in tensors):
+        return False
     first, heads = tensors[0], sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors)
     of_first = first.dtype, first.device, first.shape[0], first.shape[3]
     alike = all((x.dtype, x.device, x.shape[0], x.shape[3]) == of_first for x in tensors)
