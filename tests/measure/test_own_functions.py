@@ -125,6 +125,7 @@ def test_what_cannot_be_called_is_said_in_a_line(write_module, text, said):
         ("raise torch.OutOfMemoryError('too large')", schema.OUT_OF_MEMORY, "too large"),
         ("return None", schema.FAILED, "returned NoneType, and no tensor"),
         ("return v[:, :, 1:] + 0", schema.FAILED, "returned (2, 3, 16, 64), not (2, 3, 17, 64)"),
+        ("return (v + 0).half()", schema.FAILED, "returned torch.float16, not torch.float32"),
         ("return (v + 0).double()", schema.FAILED, "returned torch.float64, not torch.float32"),
         ("return v + 0", schema.FAILED, "error against float64: max"),
     ],

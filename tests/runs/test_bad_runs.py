@@ -187,6 +187,7 @@ ROWS = [
     wrong("samples", 3, "latency_us", NAN, "missing"),
     wrong("samples", 3, "latency_us", INFINITE, "inf"),
     wrong("samples", 3, "latency_us", 1e-9, "1e-09"),
+    wrong("samples", 1, "round", -1, "-1"),
     wrong("samples", 1, "round", -(2**62), str(-(2**62))),
     wrong("cases", 0, "status", None, "missing"),
     wrong("cases", 0, "status", "fine", "'fine'"),
