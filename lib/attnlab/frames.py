@@ -149,7 +149,9 @@ def _require_value(column: pd.Series, value: Any) -> None:
     if is_number and isinstance(value, (int, float)) and len(known):
         near = f"; did you mean {min(known, key=lambda one: abs(float(one) - value))}?"
     else:
-        near = suggestion(str(value), map(str, known)).replace("'", "" if is_number else "'")
+        near = suggestion(str(value), map(str, known))
+    if is_number:
+        near = near.replace("'", "")  # a number stands without quotes
     raise UserError(f"no row has {column.name}={value!r}; there are {there or 'no rows'}{near}")
 
 

@@ -2,8 +2,8 @@
 
 The roofline of Williams, Waterman & Patterson (2009) has one more ceiling here: the exponentials of the softmax. On
 recent GPUs the special-function units take as long as the matrix units (FlashAttention-3, arXiv 2407.08608, section
-3.1). Each amount of work is divided by the fastest ceiling that may apply. A latency below the
-floor shows that a ceiling was measured too low.
+3.1). Each amount of work is divided by the fastest ceiling that may apply. A latency below the floor shows that a
+ceiling was measured too low.
 """
 
 from collections.abc import Hashable, Mapping

@@ -52,8 +52,7 @@ def attend_ragged(
         k: ``(tokens of K, kv_heads, head_dim)``; kv_heads divides heads.
         v: as `k`.
         cu_seqlens_q: the offset of each sequence's first query, and the end of the last sequence: integers
-            ``(sequences + 1,)`` on the device of `q`. Numbers of 32 bits outside of the tensor are clamped
-            to its ends.
+            ``(sequences + 1,)`` on the device of `q`. Numbers of 32 bits outside of the tensor are clamped to its ends.
         cu_seqlens_k: the same for keys.
         causal: as for `attend`: the last query of a sequence sees all its keys.
         scale: the factor of the scores; None for 1/√D.
