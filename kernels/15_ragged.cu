@@ -190,6 +190,11 @@ struct RaggedJob {
 // A consumer without a job in a pass finds out only by looking at the passes behind it. Meanwhile it may hold a stage, or others
 // wait for its turns, so that passes are taken until each consumer has got a job: one more than there are consumers.
 template <typename P> constexpr int SLOTS = P::CONSUMERS + 1;
+// The named barrier of both warps that load pages, and an arrival that doesn't wait.
+constexpr int PASS_BARRIER = 15;
+__device__ __forceinline__ void arrive_by_name(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 template <typename P> struct RaggedStorage : SharedStorage<P, RaggedJob> {
     Pass passes[SLOTS<P>];
@@ -319,67 +324,77 @@ __device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
     return *reinterpret_cast<const TensorMap*>(static_cast<unsigned long long>(high) << 32 | low);
 }
 
-// With pages a warp loads K and V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i, modulo their
-// number, and looks up that of the next tile while V waits for its stage. That is also when lane 0 takes the next pass.
-// Rows behind a sequence's last key are out of bounds, as without pages, and the table isn't read for these.
+// With pages a warp loads K, and another one V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i,
+// modulo their number, and looks up that of the next tile before its stage is free. Rows behind a sequence's last key are out of
+// bounds, as without pages, and the table isn't read for these. Lane 0 of K's warp takes the passes. It lets a pass begin once V's
+// warp has asked for all tiles before it, and V's warp waits for that.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
-                                           const TensorMap& v) {
+                                           const TensorMap& v, bool values) {
     constexpr int BOXES = P::KEYS / BOX;
     static_assert(BOXES <= 32, "a lane has one box");
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty), ring = shared_address(smem.ring);
-    const int lane = threadIdx.x, top = lane % BOXES * BOX;
+    const unsigned pass_full = shared_address(smem.pass_full), pass_empty = shared_address(smem.pass_empty);
+    const int lane = threadIdx.x % 32, top = lane % BOXES * BOX, step = values ? problem.value_step : problem.key_step;
+    const TensorMap& map = once(values ? v : k);
     Dealer<P, CAUSAL> dealer(smem, problem, v);
     Stage<P::STAGES> state;
     int next = 0;  // the lane's page of the next tile
-    const auto look_up = [&](const int* row, int key, int keys) { return key < keys ? row[problem.page.quotient(key)] : 0; };
+    const auto look_up = [&](int row, int key, int keys) { return key < keys ? problem.table[row + problem.page.quotient(key)] : 0; };
     const auto look_up_first = [&](const Pass& pass) {
         const int key = P::KEYS * pass.template first_tile<P, CAUSAL>() + top;
-        return pass.kv_head < 0 ? 0 : look_up(problem.table + (pass.key_end - pass.keys), key, pass.keys);
+        return pass.kv_head < 0 ? 0 : look_up(pass.key_end - pass.keys, key, pass.keys);
     };
 #pragma unroll 1
     for (int round = 0;; ++round) {
-        if (lane == 0) dealer.pass(round);
+        const int slot = round % SLOTS<P>;
+        if (values)
+            wait(pass_full + 8 * slot, round / SLOTS<P> % 2);
+        else if (lane == 0)
+            dealer.pass(round);
         __syncwarp();
-        const Pass& pass = smem.passes[round % SLOTS<P>];
+        const Pass& pass = smem.passes[slot];
         const int kv_head = uniform(pass.kv_head);
         if (kv_head < 0) break;
-        if (round == 0) next = look_up_first(pass);
-        const int keys = uniform(pass.keys), tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
+        if (values || round == 0) next = look_up_first(pass);
+        const int keys = uniform(pass.keys), row = uniform(pass.key_end - pass.keys), its_first_block = uniform(pass.first_block);
+        const int last_block = uniform(pass.last_block), earlier = uniform(pass.earlier());
+        const int tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
         const int its_first = uniform(pass.template first_tile<P, CAUSAL>());
+        if (values) {
+            if (lane == 0) arrive(pass_empty + 8 * slot);
+            wait_until_above(shared_address(&smem.passes_begun), round);
+        }
 #pragma unroll 1
         for (int place = 0; place < tiles; ++place) {
-            const int tile = tile_at(place, its_first), key = P::KEYS * tile + top, page = next, rows = min(max(keys - key, 0), BOX);
-            const int end = problem.page.remainder(key) + rows;
-            const int users = uniform(pass.last_block + 1 - first_to_see<P, CAUSAL>(tile, pass.first_block, pass.earlier()));
-            const auto load = [&](const TensorMap& parameter, int i, int end) {
-                const TensorMap& map = once(parameter);
-                const unsigned barrier = 8 * (2 * state.index() + i);
-                const unsigned to = ring + state.index() * P::STAGE_BYTES + i * P::TILE_BYTES;
-                wait(empty + barrier, state.phase() ^ 1);
-                expect_for_warp(full + barrier, P::TILE_BYTES);
+            const int tile = tile_at(place, its_first), key = P::KEYS * tile + top, rows = min(max(keys - key, 0), BOX);
+            const int end = next * step + problem.page.remainder(key) + rows;
+            const int users = last_block + 1 - first_to_see<P, CAUSAL>(tile, its_first_block, earlier);
+            const unsigned barrier = 8 * (2 * state.index() + values);
+            const unsigned to = ring + state.index() * P::STAGE_BYTES + values * P::TILE_BYTES;
+            wait(empty + barrier, state.phase() ^ 1);
+            expect_for_warp(full + barrier, P::TILE_BYTES);
 #pragma unroll
-                for (int box = 0; box < BOXES; ++box) {
-                    const int from = MAP_ROWS - __shfl_sync(~0u, rows, box), its_end = __shfl_sync(~0u, end, box);
+            for (int box = 0; box < BOXES; ++box) {
+                const int from = MAP_ROWS - __shfl_sync(~0u, rows, box), its_end = __shfl_sync(~0u, end, box);
 #pragma unroll
-                    for (int c = 0; c < P::COLUMNS; ++c)
-                        load_rows_for_warp(to + (c * P::KEYS + box * BOX) * 128, map, 64 * c, from, kv_head, its_end,
-                                           full + barrier);
-                }
-                if (users < P::JOBS_PER_PASS && lane == 0) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
-            };
-            load(k, 0, page * problem.key_step + end);
-            if (lane == 0) {
+                for (int c = 0; c < P::COLUMNS; ++c)
+                    load_rows_for_warp(to + (c * P::KEYS + box * BOX) * 128, map, 64 * c, from, kv_head, its_end, full + barrier);
+            }
+            if (users < P::JOBS_PER_PASS && lane == 0) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+            if (!values && place == 0 && round) synchronize(PASS_BARRIER, 64);
+            if (!values && lane == 0) {
                 if (place == 0) begin_pass<P>(smem, state, round);
                 dealer.look_ahead(place, tiles);
             }
             __syncwarp();
-            next = place + 1 == tiles ? look_up_first(smem.passes[(round + 1) % SLOTS<P>])
-                                      : look_up(problem.table + (pass.key_end - keys),
-                                                P::KEYS * tile_at(place + 1, its_first) + top, keys);
-            load(v, 1, page * problem.value_step + end);
+            if (place + 1 < tiles)
+                next = look_up(row, P::KEYS * tile_at(place + 1, its_first) + top, keys);
+            else if (!values)
+                next = look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
             state.advance();
         }
+        if (values) arrive_by_name(PASS_BARRIER, 64);
     }
 }
 
@@ -461,19 +476,19 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     if (threadIdx.x == 0)
         for (int i = 0; i < SLOTS<P>; ++i) {
             init_barrier(shared_address(smem.pass_full) + 8 * i, 1);
-            init_barrier(shared_address(smem.pass_empty) + 8 * i, CONSUMERS);
+            init_barrier(shared_address(smem.pass_empty) + 8 * i, CONSUMERS + (BOX > 0));
         }
     init_barriers(smem, [] { return true; });
     if (threadIdx.x < 128) {
         give_registers<P::PRODUCER_REGISTERS>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         if constexpr (BOX) {
-            if (warp == 0) return load_pages<P, CAUSAL, BOX>(smem, problem, k, v);
+            if (warp % 3 == 0) return load_pages<P, CAUSAL, BOX>(smem, problem, k, v, uniform(warp) == 3);
         } else if (threadIdx.x == 0) {
             Dealer<P, CAUSAL> dealer(smem, problem, v);
             return load_tiles(smem, dealer, k, v);
         }
-        const int consumer = warp - 1 + 3 * lane;
+        const int consumer = warp - 1 + (BOX ? 2 : 3) * lane;
         if (warp && lane < 2 && consumer < CONSUMERS) schedule_ragged_jobs<P, CAUSAL>(smem, problem, q, consumer);
         return;
     }

@@ -94,7 +94,7 @@ __device__ __forceinline__ void load(SharedStorage<D, M, STAGES>& smem, const Te
     Stage<STAGES> stage;
     unsigned parity = 0, half = 0;
 #pragma unroll 1
-    for (int at = 2 * blockIdx.x; at < 2 * problem.all_tasks; at += at % 2 ? 2 * gridDim.x - 1 : 1) {
+    for (int at = 2 * first_task(problem); at < 2 * problem.all_tasks; at = at % 2 ? 2 * task_after(problem, at / 2) : at + 1) {
         const Part part = problem.parts[at];
         if (part.steps == 0) continue;
         const int batch = part.head >> 16, kv_head = part.head & 0xFFFF;
@@ -173,7 +173,8 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Ten
     const unsigned full = shared_address(smem.sums_full[odd]), empty = shared_address(smem.sums_empty);
     unsigned parity = 0;
     int skip = odd;
-    for (int task = blockIdx.x; task < problem.all_tasks; task += gridDim.x) {
+    for (int task = first_task(problem), next; task < problem.all_tasks; task = next) {
+        next = task_after(problem, task);
         const Part* const parts = problem.parts + 2 * task;
         const int first_head = (parts->head >> 16) * problem.heads + (parts->head & 0xFFFF) * problem.group;
         const int steps = parts[0].steps + parts[1].steps, order = parts->order;
@@ -203,8 +204,8 @@ __device__ __forceinline__ void add(SharedStorage<D, M, STAGES>& smem, const Ten
             parity ^= 1;
             if (D == 128 && odd == 0) {
                 const bool second = halfway > 0 && step / 2 == max(0, halfway - 8) / 2;
-                if (second || (step / 2 == max(0, steps - 8) / 2 && task + gridDim.x < problem.all_tasks))
-                    fetch<D, M, STAGES>(q, k, v, dout, problem, second ? 2 * task + 1 : 2 * (task + gridDim.x), !second);
+                if (second || (step / 2 == max(0, steps - 8) / 2 && next < problem.all_tasks))
+                    fetch<D, M, STAGES>(q, k, v, dout, problem, second ? 2 * task + 1 : 2 * next, !second);
             }
         }
         skip = step - steps;

@@ -17,8 +17,7 @@ __device__ __forceinline__ constexpr int power_bits(int exponent) { return (127 
 __device__ __forceinline__ float power(int exponent) { return __int_as_float(power_bits(exponent)); }
 
 // Floats above 0 are ordered as their bits are, and of integers one instruction takes the largest of three.
-template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N], int half) {
-    int largest = 0;
+template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N], int half, int largest = 0) {
 #pragma unroll
     for (int n = 2 * half; n < N; n += 4) largest = max(max(__float_as_int(s[n]), __float_as_int(s[n + 1])), largest);
     return largest;
@@ -46,7 +45,11 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     // How many of a tile's probabilities a thread makes behind the wait for the product before, in exact tiles and in others. They
     // overlap the packing of P, and in exact tiles the scaling of O.
     static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES * 5 / 8 : 0;
+    // In fp16 at D = 64 exact tiles search the largest score by its bits.
+    static constexpr bool BY_BITS = P::D == 64 && (!W::KEEPS || !CAUSAL);
+    static constexpr int NEVER = -(1 << 16);  // rises of a job without exact tiles
     static constexpr bool KEPT = OTHERS && W::KEEPS;  // bf16 holds what is packed, however large
+    static constexpr float WHOLE = 3 << 22;  // what is added to it is rounded to a whole number
     const float scale_log2;
     const unsigned thread_ids;
     int rises = 0;  // as the window counts them; from 2 on, tiles are exact, until as many did not rise
@@ -61,16 +64,25 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         return masked;
     }
     // Offsets by the largest scores, and probabilities; of the last LATE scores the exponents alone. Whether a row rose.
-    template <int LATE> __device__ __forceinline__ bool find_offsets(RowState& rows, float (&s)[SCORES]) const {
+    // With BITS a largest score below 0 counts as 0: no row of the warp would rise by either.
+    template <int LATE, bool BITS = false> __device__ __forceinline__ bool find_offsets(RowState& rows, float (&s)[SCORES]) const {
         float rise = 0, row_max = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            row_max -= infinity();  // of the second row behind that of the first, whose exponentials begin meanwhile
+            // That of the second row behind that of the first, whose exponentials begin meanwhile.
+            if (BITS) {
+                row_max = __int_as_float(largest_bits(s, half, __float_as_int(fminf(row_max, 0))));
+            } else {
+                row_max -= infinity();
 #pragma unroll
-            for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
+                for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
+            }
             const float best = quad_max(row_max) * scale_log2 + W::BEGIN, before = rows.offset[half];
-            rows.offset[half] = best > before + SLACK ? best : before;
-            rows.rescale[half] = exp2_approx((before - rows.offset[half]) / W::TIMES);
+            // A whole number of powers of two, without the unit for exponentials: the sum's last bits are that number.
+            const bool rises = best > before + SLACK;
+            const float sum = rises ? fminf((best - before) / W::TIMES, 127) + WHOLE : WHOLE;
+            rows.offset[half] = best - before > 126 * W::TIMES ? best : before + W::TIMES * (sum - WHOLE);
+            rows.rescale[half] = __int_as_float(power_bits(0) - (__float_as_int(sum) << 23));
             rise = fmaxf(rise, best - before);
 #pragma unroll
             for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) {
@@ -79,6 +91,10 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
             }
         }
         return __any_sync(~0u, rise > SLACK);
+    }
+    // Whether scores below 0 can make a row of the warp rise: then its job has no exact tiles.
+    __device__ __forceinline__ static bool rises_below_0(const RowState& rows) {
+        return BY_BITS && __any_sync(~0u, fminf(rows.offset[0], rows.offset[1]) < W::BEGIN - SLACK);
     }
     template <int LATE> __device__ __forceinline__ void exponentiate_late(float (&s)[SCORES]) const {
 #pragma unroll
@@ -99,6 +115,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         // Scores 40 nats below the largest, of four in each of eight threads: they will rise far, too.
         const bool far = fmaxf(fmaxf(scores.s[0], scores.s[1]), fmaxf(scores.s[2], scores.s[3])) < power(-60);
         rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : BEGINS;
+        if (rises_below_0(rows)) rises = NEVER;
         return false;
     }
     // Any other tile: `release` K, `wait` for the product before, `rescale` O, `pack` probabilities or rescale them as bf16.
@@ -109,7 +126,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         auto& s = scores.s;
         const bool masked = mask(scores, diagonal);
         if (rises >= 2) {
-            const bool rose = find_offsets<EXACT>(rows, s);
+            const bool rose = find_offsets<EXACT, BY_BITS>(rows, s);
             release();
             rises = rose ? max(rises, W::RISE) : rises == 2 ? 0 : rises - 1;
             if (rose) {
@@ -139,7 +156,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         }
         int largest[2] = {largest_bits(s, 0), largest_bits(s, 1)};  // of each row
         if (!__any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST))) {
-            rises = 0;
+            rises = BY_BITS ? min(rises, 0) : 0;
             release();
             if (!OTHERS) wait(), pack();
             return;
@@ -155,7 +172,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
             recompute();
             if (masked) scores.mask(diagonal, reload_thread(thread_ids));
             find_offsets<0>(rows, s);
-            rises = max(rises, 2);
+            rises = rises_below_0(rows) ? NEVER : max(rises, 2);
         } else {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

@@ -25,6 +25,7 @@ class Plan:
     paired: bool
     grid: int
     rows: int = 64
+    whole: bool = False  # whether a CTA takes all tasks of a head, one after the other
 
     @property
     def tiles(self) -> int:
@@ -48,6 +49,8 @@ class Plan:
             begin = head * self.tasks
             first = (begin + member) // self.grid * self.grid
             least, most = max(begin, first), min(begin + self.tasks, first + self.grid)
+            if self.whole:
+                least, most = task, task + 1
             count = self.group * self.tiles
             offset = (begin + member - least) * count // (most - least)
             for step in range(count):
@@ -63,6 +66,12 @@ class Plan:
                 for tile in tiles:
                     yield block, of_group, tile
 
+    def of_cta(self, cta: int) -> list[int]:
+        """The tasks of a CTA, in its order."""
+        if not self.whole:
+            return list(range(cta, self.heads * self.tasks, self.grid))
+        return [h * self.tasks + member for h in range(cta, self.heads, self.grid) for member in range(self.tasks)]
+
     @cached_property
     def turns(self) -> dict[tuple[int, int], tuple[Tile, int]]:
         """For each task and step: the tile, and the number of earlier additions to this tile."""
@@ -73,7 +82,8 @@ class Plan:
                 first_block = block if first_block is None else first_block
                 time = step + (PAUSE if block != first_block else 0)
                 tie = task if self.causal else -task
-                visits[task // self.tasks, of_group, tile].append((task // self.grid, time, tie, task, step))
+                round_ = task if self.whole else task // self.grid
+                visits[task // self.tasks, of_group, tile].append((round_, time, tie, task, step))
         return {
             (task, step): (tile, turn)
             for tile, each in visits.items()
@@ -85,9 +95,7 @@ class Plan:
         chance, added = random.Random(seed), defaultdict(list)
         steps = {task: sum(1 for _ in self.steps(task)) for task in range(self.heads * self.tasks)}
         queues = [
-            [(task, step) for task in range(cta, self.heads * self.tasks, self.grid) for step in range(steps[task])][
-                ::-1
-            ]
+            [(task, step) for task in self.of_cta(cta) for step in range(steps[task])][::-1]
             for cta in range(min(self.grid, len(steps)))
         ]
         while any(queues):
@@ -114,7 +122,7 @@ class Plan:
         events, done = [], {}
         for cta in range(self.grid):
             order = []
-            for task in range(cta, self.heads * self.tasks, self.grid):
+            for task in self.of_cta(cta):
                 blocks = [block for block, *_ in self.steps(task)]
                 order += [(task, step, step == 0 or blocks[step - 1] != blocks[step]) for step in range(len(blocks))]
             events.append(order[::-1])

@@ -4,6 +4,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,10 @@ PLANS = [
     )
     for causal, paired in ((False, False), (True, False), (True, True))
 ]
+WHOLE = [Plan(7, 2, 700, 700, causal, paired, 3, whole=True) for causal in (False, True) for paired in (False, causal)]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", PLANS + WHOLE, ids=str)
 def test_tasks_add_to_a_tile_in_one_order_and_none_waits_for_good(plan):
     added = plan.additions(seed=0)
     assert added == plan.additions(seed=1) == plan.additions(seed=2)
@@ -71,8 +73,15 @@ def test_the_problem_is_that_of_the_model(plan):
     problem = backward.Gradients.of(q, k, plan.causal, 0.1, 64, plan.grid)
     assert problem.paired == (plan.causal and plan.heads * plan.blocks > plan.grid)
     if problem.paired == plan.paired:
+        assert problem.in_a_row in (1, plan.tasks)
+        if problem.in_a_row > 1:
+            assert _most_steps(replace(plan, whole=True)) <= _most_steps(plan)
         assert (problem.tasks, problem.all_tasks) == (plan.tasks, plan.heads * plan.tasks)
         assert problem.steps == max(len(list(plan.steps(task))) for task in range(plan.tasks))
+
+
+def _most_steps(plan):
+    return max(sum(len(list(plan.steps(task))) for task in plan.of_cta(cta)) for cta in range(plan.grid))
 
 
 def test_what_it_does_not_serve_is_said_in_a_line():
@@ -119,31 +128,34 @@ def emulator(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "causal", "batch", "heads", "kv_heads", "queries", "keys", "grid", "paired"),
+    ("head_dim", "causal", "batch", "heads", "kv_heads", "queries", "keys", "grid", "paired", "whole"),
     [
-        (128, 0, 2, 1, 1, 150, 300, 4, 0),
-        (128, 0, 1, 2, 1, 64, 128, 1, 0),
-        (128, 1, 1, 2, 2, 200, 450, 3, 1),
-        (128, 0, 1, 4, 2, 257, 129, 3, 0),
-        (128, 1, 1, 4, 2, 300, 300, 3, 0),
-        (64, 0, 1, 3, 3, 70, 257, 2, 0),
-        (64, 1, 1, 4, 2, 300, 300, 3, 0),
-        (64, 1, 1, 2, 1, 260, 400, 2, 1),
+        (128, 0, 2, 1, 1, 150, 300, 4, 0, 0),
+        (128, 0, 1, 2, 1, 64, 128, 1, 0, 0),
+        (128, 1, 1, 2, 2, 200, 450, 3, 1, 0),
+        (128, 0, 1, 4, 2, 257, 129, 3, 0, 0),
+        (128, 1, 1, 4, 2, 300, 300, 3, 0, 1),
+        (64, 0, 1, 3, 3, 70, 257, 2, 0, 0),
+        (64, 1, 1, 4, 2, 300, 300, 3, 0, 0),
+        (64, 1, 1, 2, 1, 260, 400, 2, 1, 0),
+        (64, 0, 1, 3, 3, 150, 300, 2, 0, 1),
+        (64, 1, 3, 2, 1, 300, 400, 2, 1, 1),
     ],
     ids=str,
 )
 def test_the_kernel_on_an_emulated_multiprocessor(
-    emulator, head_dim, causal, batch, heads, kv_heads, queries, keys, grid, paired
+    emulator, head_dim, causal, batch, heads, kv_heads, queries, keys, grid, paired, whole
 ):
     tiling = backward.INSTANCES[head_dim]
-    sizes = (head_dim, causal, tiling.rows, batch, heads, kv_heads, queries, keys, grid, paired)
+    sizes = (head_dim, causal, tiling.rows, batch, heads, kv_heads, queries, keys, grid, paired, whole)
     runs = []
     for seed in range(4):
         command = [emulator, *map(str, (*sizes, seed, tiling.stages))]
         said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
         runs.append([line.split() for line in said.splitlines()])
     assert all(run == runs[0] for run in runs)  # the same bits for any timing of threads and copies
-    plan = Plan(batch * kv_heads, heads // kv_heads, queries, keys, bool(causal), bool(paired), grid, tiling.rows)
+    masks = (bool(causal), bool(paired))
+    plan = Plan(batch * kv_heads, heads // kv_heads, queries, keys, *masks, grid, tiling.rows, bool(whole))
     turns = {}
     for task, step, in_batch, head, tile, turn in (map(int, line[1:]) for line in runs[0] if line[0] == "turn"):
         kv_head, of_group = divmod(head, plan.group)

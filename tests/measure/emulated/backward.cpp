@@ -1,10 +1,10 @@
 // Runs kernels/16_backward.cu on emulated.h, and prints the turn of each step and how far the gradients are from those in
-// double precision: D causal M batch heads kv_heads queries keys ctas paired seed stages. Numbers are always the same; the seed
+// double precision: D causal M batch heads kv_heads queries keys ctas paired whole seed stages. Numbers are always the same; the seed
 // is that of the order in which threads and copies get on.
 #include "emulated.h"
 #include "16_backward.cu"
 
-template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, int kv_heads, int queries, int keys, int ctas, int paired, int seed) {
+template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, int kv_heads, int queries, int keys, int ctas, int paired, int whole, int seed) {
     using T = __nv_bfloat16;
     emu::rng.seed(seed);
     std::mt19937 r(73); std::normal_distribution<float> nd;
@@ -36,8 +36,9 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
     p.steps = 0; for (int m = 0; m < p.tasks; ++m) p.steps = max(p.steps, G * (tiles - first(m)) + (paired && blocks - 1 - m != m ? G * (tiles - first(blocks - 1 - m)) : 0));
     p.scale = scale; p.out_at = p.dout_at = p.dq_at = {(long long)heads * queries * D, (long long)queries * D, D};
     std::vector<int> turns((size_t)batch * heads * tiles, 7); std::vector<Part> parts(2 * p.all_tasks); const auto gcd = [](int a, int b) { while (b) std::swap(a %= b, b); return a; };
-    const int grid = min(ctas, p.all_tasks);
-    p.patterns = min(batch * kv_heads, grid / gcd(grid, p.tasks));
+    p.in_a_row = whole ? p.tasks : 1;
+    const int grid = min(ctas, p.all_tasks / p.in_a_row);
+    p.patterns = whole ? 1 : min(batch * kv_heads, grid / gcd(grid, p.tasks));
     std::vector<Step> order((size_t)p.patterns * p.tasks * p.steps);
     p.turns = turns.data(), p.parts = parts.data(), p.order = order.data();
     int rows = 256 / (D / 8), before = batch * heads * (padded / rows) + (max(p.all_tasks, (int)order.size()) + 255) / 256;
@@ -67,11 +68,11 @@ template <int D, bool CAUSAL, int M, int STAGES> int test(int batch, int heads, 
     return 0;
 }
 int main(int count, char** words) {
-    int n[12];
-    for (int i = 0; i < 12; ++i) n[i] = atoi(words[1 + i]);
-    const auto run = [&](auto test) { return test(n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10]); };
+    int n[13];
+    for (int i = 0; i < 13; ++i) n[i] = atoi(words[1 + i]);
+    const auto run = [&](auto test) { return test(n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11]); };
 #define CASE(D, M, STAGES) \
-    if (n[0] == D && n[2] == M && n[11] == STAGES) return run(n[1] ? test<D, true, M, STAGES> : test<D, false, M, STAGES>);
+    if (n[0] == D && n[2] == M && n[12] == STAGES) return run(n[1] ? test<D, true, M, STAGES> : test<D, false, M, STAGES>);
     CASE(128, 64, 3) CASE(64, 128, 2)
     return 4;
 }

@@ -28,6 +28,8 @@ ALIGNMENT = 256
 """Of each part of the workspace, in bytes."""
 MOST_TILES = 2**16
 """Of a head: a step holds a tile's number in 16 bits."""
+MOST_OF_HEAD = 512
+"""Queries of the heads that share K and V, of which a CTA takes all tasks: with more, the L2 doesn't hold all of them."""
 MOST_PATTERNS = 256
 """Of heads whose steps are apart: multiprocessors of a device at most."""
 
@@ -81,7 +83,7 @@ class Gradients(ctypes.Structure):
     _GIVEN = ("out", "dout", "lse", "dq")
     _WORKSPACE = ("negated", "delta", "sums", "turns", "parts", "order")
     _COUNTS = ("batch", "heads", "kv_heads", "group", "queries", "keys", "earlier", "tiles", "all_tiles", "blocks")
-    _SCHEDULE = ("tasks", "all_tasks", "steps", "patterns", "paired")
+    _SCHEDULE = ("tasks", "all_tasks", "steps", "patterns", "paired", "in_a_row")
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*_GIVEN, *_WORKSPACE)),
         *((name, Strides) for name in ("out_at", "dout_at", "dq_at")),
@@ -100,9 +102,14 @@ class Gradients(ctypes.Structure):
         counts = (batch, heads, kv_heads, group, queries, keys, keys - queries, tiles, batch * heads * tiles, blocks)
         found = cls(**dict(zip(cls._COUNTS, counts, strict=True)), tasks=tasks, paired=paired, scale=scale)
         found.all_tasks = batch * kv_heads * tasks
+        steps = [found.task_steps(member, causal, rows) for member in range(tasks)]
+        found.steps = max(steps)
+        # With all tasks of a head a CTA waits for no other one.
+        in_turn = -(-found.all_tasks // ctas) * found.steps
+        whole = -(-batch * kv_heads // ctas) * sum(steps) <= in_turn and group * queries <= MOST_OF_HEAD
+        found.in_a_row = tasks if whole else 1
         grid = found.grid(ctas)
-        found.patterns = min(batch * kv_heads, grid // math.gcd(grid, tasks))
-        found.steps = max(found.task_steps(member, causal, rows) for member in range(tasks))
+        found.patterns = 1 if whole else min(batch * kv_heads, grid // math.gcd(grid, tasks))
         return found
 
     def task_steps(self, member: int, causal: bool, rows: int) -> int:
@@ -113,7 +120,8 @@ class Gradients(ctypes.Structure):
 
     def grid(self, ctas: int) -> int:
         """The fewest CTAs that need no more rounds than `ctas` do: idle multiprocessors take no power."""
-        return -(-self.all_tasks // -(-self.all_tasks // ctas))
+        units = self.all_tasks // self.in_a_row
+        return -(-units // -(-units // ctas))
 
     @property
     def all_steps(self) -> int:
