@@ -192,9 +192,7 @@ struct RaggedJob {
 template <typename P> constexpr int SLOTS = P::CONSUMERS + 1;
 // The named barrier of both warps that load pages, and an arrival that doesn't wait.
 constexpr int PASS_BARRIER = 15;
-__device__ __forceinline__ void arrive_by_name(int barrier, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
+__device__ __forceinline__ void arrive_at_passes() { asm volatile("bar.arrive %0, 64;" ::"n"(PASS_BARRIER) : "memory"); }
 
 template <typename P> struct RaggedStorage : SharedStorage<P, RaggedJob> {
     Pass passes[SLOTS<P>];
@@ -394,7 +392,7 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
                 next = look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
             state.advance();
         }
-        if (values) arrive_by_name(PASS_BARRIER, 64);
+        if (values) arrive_at_passes();
     }
 }
 

@@ -17,7 +17,8 @@ __device__ __forceinline__ constexpr int power_bits(int exponent) { return (127 
 __device__ __forceinline__ float power(int exponent) { return __int_as_float(power_bits(exponent)); }
 
 // Floats above 0 are ordered as their bits are, and of integers one instruction takes the largest of three.
-template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N], int half, int largest = 0) {
+template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N], int half) {
+    int largest = 0;
 #pragma unroll
     for (int n = 2 * half; n < N; n += 4) largest = max(max(__float_as_int(s[n]), __float_as_int(s[n + 1])), largest);
     return largest;
@@ -45,11 +46,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     // How many of a tile's probabilities a thread makes behind the wait for the product before, in exact tiles and in others. They
     // overlap the packing of P, and in exact tiles the scaling of O.
     static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES * 5 / 8 : 0;
-    // In fp16 at D = 64 exact tiles search the largest score by its bits.
-    static constexpr bool BY_BITS = P::D == 64 && (!W::KEEPS || !CAUSAL);
-    static constexpr int NEVER = -(1 << 16);  // rises of a job without exact tiles
     static constexpr bool KEPT = OTHERS && W::KEEPS;  // bf16 holds what is packed, however large
-    static constexpr float WHOLE = 3 << 22;  // what is added to it is rounded to a whole number
     const float scale_log2;
     const unsigned thread_ids;
     int rises = 0;  // as the window counts them; from 2 on, tiles are exact, until as many did not rise
@@ -63,59 +60,70 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         if (masked) scores.mask(diagonal, reload_thread(thread_ids));
         return masked;
     }
-    // Offsets by the largest scores, and probabilities; of the last LATE scores the exponents alone. Whether a row rose.
-    // With BITS a largest score below 0 counts as 0: no row of the warp would rise by either.
-    template <int LATE, bool BITS = false> __device__ __forceinline__ bool find_offsets(RowState& rows, float (&s)[SCORES]) const {
-        float rise = 0, row_max = 0;
+    // Offsets by the largest scores, and probabilities.
+    __device__ __forceinline__ void find_offsets(RowState& rows, float (&s)[SCORES]) const {
+        float row_max = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            // That of the second row behind that of the first, whose exponentials begin meanwhile.
-            if (BITS) {
-                row_max = __int_as_float(largest_bits(s, half, __float_as_int(fminf(row_max, 0))));
-            } else {
-                row_max -= infinity();
+            row_max -= infinity();  // of the second row behind that of the first, whose exponentials begin meanwhile
 #pragma unroll
-                for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
-            }
+            for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
             const float best = quad_max(row_max) * scale_log2 + W::BEGIN, before = rows.offset[half];
-            // A whole number of powers of two, without the unit for exponentials: the sum's last bits are that number.
-            const bool rises = best > before + SLACK;
-            const float sum = rises ? fminf((best - before) / W::TIMES, 127) + WHOLE : WHOLE;
-            rows.offset[half] = best - before > 126 * W::TIMES ? best : before + W::TIMES * (sum - WHOLE);
-            rows.rescale[half] = __int_as_float(power_bits(0) - (__float_as_int(sum) << 23));
-            rise = fmaxf(rise, best - before);
+            rows.offset[half] = best > before + SLACK ? best : before;
+            rows.rescale[half] = exp2_approx((before - rows.offset[half]) / W::TIMES);
+#pragma unroll
+            for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) s[n] = exp2_approx(s[n] * scale_log2 - rows.offset[half]);
+        }
+    }
+    // Scores become exponents relative to the offsets, of which largest has the bits, and all but the last LATE probabilities.
+    template <int LATE> __device__ __forceinline__ void find_exponents(const RowState& rows, float (&s)[SCORES], int (&largest)[2]) const {
+        float exponents[SCORES];
+#pragma unroll
+        for (int n = 0; n < SCORES; ++n) {
+            exponents[n] = s[n] * scale_log2 - rows.offset[n / 2 % 2];
+            s[n] = n < SCORES - LATE ? exp2_approx(exponents[n]) : exponents[n];
+        }
+        largest[0] = largest_bits(exponents, 0), largest[1] = largest_bits(exponents, 1);
+    }
+    // The offsets of rows that rose, and probabilities of exponents, but for the last LATE.
+    template <int LATE> __device__ __forceinline__ void raise_offsets(RowState& rows, float (&s)[SCORES], const int (&largest)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float best = __int_as_float(largest[half]), before = rows.offset[half];
+            rows.offset[half] += best > SLACK - W::BEGIN ? best + W::BEGIN : 0;
+            const float by = rows.offset[half] - before;
+            rows.rescale[half] = exp2_approx(-by / W::TIMES);
 #pragma unroll
             for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) {
-                s[n] = s[n] * scale_log2 - rows.offset[half];
+                s[n] -= by;
                 if (n < SCORES - LATE) s[n] = exp2_approx(s[n]);
             }
         }
-        return __any_sync(~0u, rise > SLACK);
     }
-    // Whether scores below 0 can make a row of the warp rise: then its job has no exact tiles.
-    __device__ __forceinline__ static bool rises_below_0(const RowState& rows) {
-        return BY_BITS && __any_sync(~0u, fminf(rows.offset[0], rows.offset[1]) < W::BEGIN - SLACK);
+    // Of the row's largest bits, from those that each thread found.
+    __device__ __forceinline__ static void find_quads_largest(int (&largest)[2]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
+            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
+        }
+    }
+    __device__ __forceinline__ static bool any_above(const int (&largest)[2], float most) {
+        return __any_sync(~0u, max(largest[0], largest[1]) > __float_as_int(most));
     }
     template <int LATE> __device__ __forceinline__ void exponentiate_late(float (&s)[SCORES]) const {
 #pragma unroll
         for (int n = SCORES - LATE; n < SCORES; ++n) s[n] = exp2_approx(s[n]);
-    }
-    // Ends a block of instructions, as ptxas would move a wait to its beginning. Late scores stay before it.
-    template <int LATE> __device__ __forceinline__ void end_block(float (&s)[SCORES]) const {
-#pragma unroll
-        for (int n = SCORES - LATE; n < SCORES; ++n) asm volatile("" : "+f"(s[n]));
-        if (never(scale_log2, LATE)) asm volatile("trap;");
     }
     // A job's first tile.
     template <typename Recompute>
     __device__ __forceinline__ bool operator()(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, bool, const Recompute&) {
         mask(scores, diagonal);
         rows.offset[0] = rows.offset[1] = -infinity();
-        find_offsets<0>(rows, scores.s);
+        find_offsets(rows, scores.s);
         // Scores 40 nats below the largest, of four in each of eight threads: they will rise far, too.
         const bool far = fmaxf(fmaxf(scores.s[0], scores.s[1]), fmaxf(scores.s[2], scores.s[3])) < power(-60);
         rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : BEGINS;
-        if (rises_below_0(rows)) rises = NEVER;
         return false;
     }
     // Any other tile: `release` K, `wait` for the product before, `rescale` O, `pack` probabilities or rescale them as bf16.
@@ -125,58 +133,57 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
                                              const RescalePacked& rescale_packed, const Recompute& recompute) {
         auto& s = scores.s;
         const bool masked = mask(scores, diagonal);
+        int largest[2];  // of each row
         if (rises >= 2) {
-            const bool rose = find_offsets<EXACT, BY_BITS>(rows, s);
-            release();
+            find_exponents<SCORES>(rows, s, largest);
+            find_quads_largest(largest);
+            raise_offsets<EXACT>(rows, s, largest);
+            const bool rose = any_above(largest, SLACK - W::BEGIN);
             rises = rose ? max(rises, W::RISE) : rises == 2 ? 0 : rises - 1;
-            if (rose) {
-                wait();
-                rescale();
-                exponentiate_late<EXACT>(s);
-                pack();
-                asm volatile("// O was scaled");  // both ways stay apart
-            } else {
+            if (!rose) {
+                release();
                 wait();
                 exponentiate_late<EXACT>(s);
                 pack();
-                asm volatile("// O stays");
+                asm volatile("// O stays");  // both ways stay apart
+                return;
             }
+            if (any_above(largest, 1024)) {  // the difference of exponents is too coarse
+                recompute();
+                if (masked) scores.mask(diagonal, reload_thread(thread_ids));
+                find_exponents<EXACT>(rows, s, largest);
+            }
+            release();
+            wait();
+            rescale();
+            exponentiate_late<EXACT>(s);
+            pack();
+            asm volatile("// O was scaled");
             return;
         }
-#pragma unroll
-        for (int n = 0; n < SCORES; ++n) {
-            s[n] = s[n] * scale_log2 - rows.offset[n / 2 % 2];
-            if (n < SCORES - OTHERS) s[n] = exp2_approx(s[n]);
-        }
-        if (OTHERS) {
-            end_block<OTHERS>(s);
+        find_exponents<OTHERS>(rows, s, largest);
+        if (!any_above(largest, W::MOST)) {
+            rises = 0;
+            release();
             wait();
             exponentiate_late<OTHERS>(s);
             pack();
-        }
-        int largest[2] = {largest_bits(s, 0), largest_bits(s, 1)};  // of each row
-        if (!__any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST))) {
-            rises = BY_BITS ? min(rises, 0) : 0;
-            release();
-            if (!OTHERS) wait(), pack();
             return;
         }
         rises += W::RISE;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
-            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
-        }
-        const bool far = __any_sync(~0u, max(largest[0], largest[1]) >= power_bits(W::OVERFLOW));
+        find_quads_largest(largest);
+        const bool far = any_above(largest, W::OVERFLOW);
         if (far) {
             recompute();
             if (masked) scores.mask(diagonal, reload_thread(thread_ids));
-            find_offsets<0>(rows, s);
-            rises = rises_below_0(rows) ? NEVER : max(rises, 2);
+            find_offsets(rows, s);
+            rises = max(rises, 2);
         } else {
+            exponentiate_late<OTHERS>(s);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int exponent = max(0, (largest[half] >> 23) - 127 + W::BEGIN + W::TIMES - 1) / W::TIMES;
+                const int whole = static_cast<int>(__int_as_float(largest[half])) + W::BEGIN + W::TIMES - 1;
+                const int exponent = largest[half] ? whole / W::TIMES : 0;
                 rows.offset[half] += W::TIMES * exponent;
                 rows.rescale[half] = power(-exponent);
 #pragma unroll
@@ -186,12 +193,10 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
             }
         }
         release();
-        if (!OTHERS) wait();
+        wait();
         rescale();
-        if (KEPT && !far)
-            rescale_packed();
-        else
-            pack();
+        pack();
+        if (KEPT && !far) rescale_packed();
     }
 };
 

@@ -73,8 +73,8 @@ def passed_on_all_values(attention, shape, kinds=STANDARD):
 
 
 SPOILED = {
-    "dV": ("begin_store(dv_map, dv, 1,", "begin_store(dv_map, dv, 0.97f,"),
-    "dK": ("begin_store(dk_map, dk, problem.scale,", "begin_store(dk_map, dk, 0.97f * problem.scale,"),
+    "dV": ("store_one(dv_map, dv, 1,", "store_one(dv_map, dv, 0.97f,"),
+    "dK": ("store_one(dk_map, dk, problem.scale,", "store_one(dk_map, dk, 0.97f * problem.scale,"),
     "dQ": ("const float scale = problem.scale;", "const float scale = 0.97f * problem.scale;"),
 }
 

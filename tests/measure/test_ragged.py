@@ -29,6 +29,7 @@ BODIES = {  # of functions that are PTX
     "reload_thread": "return threadIdx.x % 128;",
     "reciprocal": "return 1 / x;",
     "ping_pong_signal": "arrive_by_name(5 + (consumer + 1) % CONSUMERS, 256);",
+    "arrive_at_passes": "arrive_by_name(PASS_BARRIER, 64);",
     "load_rows_for_warp": "__syncwarp();"
     " if (threadIdx.x % 32 == 0) load_row_box(to, map, column, row, head, end, MAP_ROWS, barrier);",
     "expect_for_warp": "__syncwarp(); if (threadIdx.x % 32 == 0) arrive_expecting(barrier, bytes);",
