@@ -17,8 +17,7 @@ __device__ __forceinline__ constexpr int power_bits(int exponent) { return (127 
 __device__ __forceinline__ float power(int exponent) { return __int_as_float(power_bits(exponent)); }
 
 // Floats above 0 are ordered as their bits are, and of integers one instruction takes the largest of three.
-template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N], int half) {
-    int largest = 0;
+template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N], int half, int largest = 0) {
 #pragma unroll
     for (int n = 2 * half; n < N; n += 4) largest = max(max(__float_as_int(s[n]), __float_as_int(s[n + 1])), largest);
     return largest;
@@ -46,10 +45,14 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     // How many of a tile's probabilities a thread makes behind the wait for the product before, in exact tiles and in others. They
     // overlap the packing of P, and in exact tiles the scaling of O.
     static constexpr int EXACT = P::D == 64 ? SCORES * 5 / 8 : SCORES / 2, OTHERS = P::HOLDS_QUERY ? SCORES * 5 / 8 : 0;
+    // In fp16 at D = 64, jobs whose first scores are high enough search the largest score by its bits: half as many instructions.
+    // Scores below 0 then make no row rise. Whether a job does is the lowest bit of `rises`, as registers don't last.
+    static constexpr bool BY_BITS = P::D == 64 && !W::KEEPS && !(CAUSAL && KEYS == 128);
+    static constexpr int ONE = BY_BITS ? 2 : 1;
     static constexpr bool KEPT = OTHERS && W::KEEPS;  // bf16 holds what is packed, however large
     const float scale_log2;
     const unsigned thread_ids;
-    int rises = 0;  // as the window counts them; from 2 on, tiles are exact, until as many did not rise
+    int rises = 0;  // as the window counts them, ONE each; from two on, tiles are exact, until as many did not rise
     // A rise of a job's second tile doesn't count: that follows where scores fall along the keys.
     static constexpr int BEGINS = 1 - W::RISE;
 
@@ -60,71 +63,73 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         if (masked) scores.mask(diagonal, reload_thread(thread_ids));
         return masked;
     }
-    // Offsets by the largest scores, and probabilities.
-    __device__ __forceinline__ void find_offsets(RowState& rows, float (&s)[SCORES]) const {
-        float row_max = 0;
+    // Offsets by the largest scores, and probabilities; of the last LATE scores the exponents alone. Whether a row rose. With BITS
+    // a largest score below 0 counts as 0.
+    template <int LATE, bool BITS = false> __device__ __forceinline__ bool find_offsets(RowState& rows, float (&s)[SCORES]) const {
+        float rise = 0, row_max = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            row_max -= infinity();  // of the second row behind that of the first, whose exponentials begin meanwhile
+            // That of the second row behind that of the first, whose exponentials begin meanwhile.
+            if (BITS) {
+                row_max = __int_as_float(largest_bits(s, half, __float_as_int(fminf(row_max, 0))));
+            } else {
+                row_max -= infinity();
 #pragma unroll
-            for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
+                for (int n = 2 * half; n < SCORES; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
+            }
             const float best = quad_max(row_max) * scale_log2 + W::BEGIN, before = rows.offset[half];
             rows.offset[half] = best > before + SLACK ? best : before;
             rows.rescale[half] = exp2_approx((before - rows.offset[half]) / W::TIMES);
-#pragma unroll
-            for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) s[n] = exp2_approx(s[n] * scale_log2 - rows.offset[half]);
-        }
-    }
-    // Scores become exponents relative to the offsets, of which largest has the bits, and all but the last LATE probabilities.
-    template <int LATE> __device__ __forceinline__ void find_exponents(const RowState& rows, float (&s)[SCORES], int (&largest)[2]) const {
-        float exponents[SCORES];
-#pragma unroll
-        for (int n = 0; n < SCORES; ++n) {
-            exponents[n] = s[n] * scale_log2 - rows.offset[n / 2 % 2];
-            s[n] = n < SCORES - LATE ? exp2_approx(exponents[n]) : exponents[n];
-        }
-        largest[0] = largest_bits(exponents, 0), largest[1] = largest_bits(exponents, 1);
-    }
-    // The offsets of rows that rose, and probabilities of exponents, but for the last LATE.
-    template <int LATE> __device__ __forceinline__ void raise_offsets(RowState& rows, float (&s)[SCORES], const int (&largest)[2]) const {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float best = __int_as_float(largest[half]), before = rows.offset[half];
-            rows.offset[half] += best > SLACK - W::BEGIN ? best + W::BEGIN : 0;
-            const float by = rows.offset[half] - before;
-            rows.rescale[half] = exp2_approx(-by / W::TIMES);
+            rise = fmaxf(rise, best - before);
 #pragma unroll
             for (int n = 2 * half; n < SCORES; n += n % 2 ? 3 : 1) {
-                s[n] -= by;
+                s[n] = s[n] * scale_log2 - rows.offset[half];
                 if (n < SCORES - LATE) s[n] = exp2_approx(s[n]);
             }
         }
-    }
-    // Of the row's largest bits, from those that each thread found.
-    __device__ __forceinline__ static void find_quads_largest(int (&largest)[2]) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
-            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
-        }
-    }
-    __device__ __forceinline__ static bool any_above(const int (&largest)[2], float most) {
-        return __any_sync(~0u, max(largest[0], largest[1]) > __float_as_int(most));
+        return __any_sync(~0u, rise > SLACK);
     }
     template <int LATE> __device__ __forceinline__ void exponentiate_late(float (&s)[SCORES]) const {
 #pragma unroll
         for (int n = SCORES - LATE; n < SCORES; ++n) s[n] = exp2_approx(s[n]);
+    }
+    // Ends a block of instructions, as ptxas would move a wait to its beginning. Late scores stay before it.
+    template <int LATE> __device__ __forceinline__ void end_block(float (&s)[SCORES]) const {
+#pragma unroll
+        for (int n = SCORES - LATE; n < SCORES; ++n) asm volatile("" : "+f"(s[n]));
+        if (never(scale_log2, LATE)) asm volatile("trap;");
     }
     // A job's first tile.
     template <typename Recompute>
     __device__ __forceinline__ bool operator()(RowState& rows, Scores<P, CAUSAL>& scores, int diagonal, bool, const Recompute&) {
         mask(scores, diagonal);
         rows.offset[0] = rows.offset[1] = -infinity();
-        find_offsets(rows, scores.s);
+        find_offsets<0>(rows, scores.s);
         // Scores 40 nats below the largest, of four in each of eight threads: they will rise far, too.
         const bool far = fmaxf(fmaxf(scores.s[0], scores.s[1]), fmaxf(scores.s[2], scores.s[3])) < power(-60);
         rises = W::RISE > 1 && __popc(__ballot_sync(~0u, far)) >= 8 ? W::RISE : BEGINS;
+        if (BY_BITS) rises = 2 * rises | !__any_sync(~0u, fminf(rows.offset[0], rows.offset[1]) < W::BEGIN - SLACK);
         return false;
+    }
+    // A tile in which rises are likely.
+    template <bool BITS, typename Release, typename Wait, typename Rescale, typename Pack>
+    __device__ __forceinline__ void exact_tile(RowState& rows, float (&s)[SCORES], const Release& release, const Wait& wait,
+                                               const Rescale& rescale, const Pack& pack) {
+        const bool rose = find_offsets<EXACT, BITS>(rows, s);
+        release();
+        rises = rose ? max(rises, ONE * W::RISE | BITS) : rises < 3 * ONE ? BITS : rises - ONE;
+        if (rose) {
+            wait();
+            rescale();
+            exponentiate_late<EXACT>(s);
+            pack();
+            asm volatile("// O was scaled");  // both ways stay apart
+        } else {
+            wait();
+            exponentiate_late<EXACT>(s);
+            pack();
+            asm volatile("// O stays");
+        }
     }
     // Any other tile: `release` K, `wait` for the product before, `rescale` O, `pack` probabilities or rescale them as bf16.
     template <typename Release, typename Wait, typename Rescale, typename Pack, typename RescalePacked, typename Recompute>
@@ -133,57 +138,47 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
                                              const RescalePacked& rescale_packed, const Recompute& recompute) {
         auto& s = scores.s;
         const bool masked = mask(scores, diagonal);
-        int largest[2];  // of each row
-        if (rises >= 2) {
-            find_exponents<SCORES>(rows, s, largest);
-            find_quads_largest(largest);
-            raise_offsets<EXACT>(rows, s, largest);
-            const bool rose = any_above(largest, SLACK - W::BEGIN);
-            rises = rose ? max(rises, W::RISE) : rises == 2 ? 0 : rises - 1;
-            if (!rose) {
-                release();
-                wait();
-                exponentiate_late<EXACT>(s);
-                pack();
-                asm volatile("// O stays");  // both ways stay apart
-                return;
-            }
-            if (any_above(largest, 1024)) {  // the difference of exponents is too coarse
-                recompute();
-                if (masked) scores.mask(diagonal, reload_thread(thread_ids));
-                find_exponents<EXACT>(rows, s, largest);
-            }
-            release();
-            wait();
-            rescale();
-            exponentiate_late<EXACT>(s);
-            pack();
-            asm volatile("// O was scaled");
+        if (rises >= 2 * ONE) {
+            if (BY_BITS && rises & 1)
+                exact_tile<true>(rows, s, release, wait, rescale, pack);
+            else
+                exact_tile<false>(rows, s, release, wait, rescale, pack);
             return;
         }
-        find_exponents<OTHERS>(rows, s, largest);
-        if (!any_above(largest, W::MOST)) {
-            rises = 0;
-            release();
+#pragma unroll
+        for (int n = 0; n < SCORES; ++n) {
+            s[n] = s[n] * scale_log2 - rows.offset[n / 2 % 2];
+            if (n < SCORES - OTHERS) s[n] = exp2_approx(s[n]);
+        }
+        if (OTHERS) {
+            end_block<OTHERS>(s);
             wait();
             exponentiate_late<OTHERS>(s);
             pack();
+        }
+        int largest[2] = {largest_bits(s, 0), largest_bits(s, 1)};  // of each row
+        if (!__any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST))) {
+            rises &= ONE - 1;
+            release();
+            if (!OTHERS) wait(), pack();
             return;
         }
-        rises += W::RISE;
-        find_quads_largest(largest);
-        const bool far = any_above(largest, W::OVERFLOW);
+        rises += ONE * W::RISE;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
+            largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
+        }
+        const bool far = __any_sync(~0u, max(largest[0], largest[1]) >= power_bits(W::OVERFLOW));
         if (far) {
             recompute();
             if (masked) scores.mask(diagonal, reload_thread(thread_ids));
-            find_offsets(rows, s);
-            rises = max(rises, 2);
+            find_offsets<0>(rows, s);
+            rises = max(rises, 2 * ONE | rises & ONE - 1);
         } else {
-            exponentiate_late<OTHERS>(s);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int whole = static_cast<int>(__int_as_float(largest[half])) + W::BEGIN + W::TIMES - 1;
-                const int exponent = largest[half] ? whole / W::TIMES : 0;
+                const int exponent = max(0, (largest[half] >> 23) - 127 + W::BEGIN + W::TIMES - 1) / W::TIMES;
                 rows.offset[half] += W::TIMES * exponent;
                 rows.rescale[half] = power(-exponent);
 #pragma unroll
@@ -193,10 +188,12 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
             }
         }
         release();
-        wait();
+        if (!OTHERS) wait();
         rescale();
-        pack();
-        if (KEPT && !far) rescale_packed();
+        if (KEPT && !far)
+            rescale_packed();
+        else
+            pack();
     }
 };
 

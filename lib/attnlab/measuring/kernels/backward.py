@@ -28,9 +28,9 @@ ALIGNMENT = 256
 """Of each part of the workspace, in bytes."""
 MOST_TILES = 2**16
 """Of a head: a step holds a tile's number in 16 bits."""
-MOST_OF_HEAD = 512 * 64
-"""Elements of Q of the heads that share K and V, of which a CTA takes all tasks: with twice as many, the backward pass
-takes 1.1 to 1.4 times as long (NOTES.md)."""
+MOST_OF_HEAD = 512
+"""Queries of the heads that share K and V, of which a CTA takes all tasks at head dimension 64. With 1,024 the backward
+pass takes 1.1 to 1.3 times as long (NOTES.md)."""
 MOST_PATTERNS = 256
 """Of heads whose steps are apart: multiprocessors of a device at most."""
 
@@ -107,7 +107,7 @@ class Gradients(ctypes.Structure):
         found.steps = max(steps)
         # With all tasks of a head a CTA waits for no other one.
         in_turn = -(-found.all_tasks // ctas) * found.steps
-        whole = -(-batch * kv_heads // ctas) * sum(steps) <= in_turn and group * queries * q.shape[3] <= MOST_OF_HEAD
+        whole = -(-batch * kv_heads // ctas) * sum(steps) <= in_turn and q.shape[3] == 64 and group * queries <= MOST_OF_HEAD
         found.in_a_row = tasks if whole else 1
         grid = found.grid(ctas)
         found.patterns = 1 if whole else min(batch * kv_heads, grid // math.gcd(grid, tasks))
