@@ -196,7 +196,7 @@ __device__ __forceinline__ void arrive_at_passes() { asm volatile("bar.arrive %0
 
 template <typename P> struct RaggedStorage : SharedStorage<P, RaggedJob> {
     Pass passes[SLOTS<P>];
-    unsigned long long pass_full[SLOTS<P>], pass_empty[SLOTS<P>];
+    unsigned long long pass_full[SLOTS<P>], pass_empty[SLOTS<P>], asked;
 };
 
 // What a consumer asks of its problem (jobs.cuh).
@@ -211,76 +211,83 @@ __device__ __forceinline__ void store_rows(const RaggedProblem&, const TensorMap
                      "l"(&o), "r"(column), "r"(job.row), "r"(job.head), "r"(job.end), "r"(MAP_ROWS), "r"(from) : "memory");
 }
 
-// What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, and hands them to the other warps.
-template <typename P, bool CAUSAL> struct Dealer {
-    static constexpr int UNROLLED = 1;
+// Without the mask all passes of a part are as long: the heads of K and V follow each other, so that few of them are in use at
+// once.
+template <typename P> __device__ __forceinline__ void order_by_heads(const RaggedProblem& problem, Pass& pass, int index) {
+    const unsigned number = index - pass.sequence_begin * problem.kv_heads.by, own = number % pass.sequence_passes;
+    const bool joined = pass.member < 0;
+    const unsigned members = joined ? 1 : problem.sharing;
+    pass.kv_head = number / pass.sequence_passes;
+    if (!joined) pass.member = own % members;
+    if (pass.blocks() < P::CONSUMERS) return;  // the one of its head
+    pass.first_block = own / members * P::CONSUMERS;
+    pass.last_block = pass.first_block + P::CONSUMERS - 1;
+}
+
+// A thread takes the CTA's passes, and hands them to the others: the next one when it is asked for, or at once if a consumer has no
+// job in this one. It takes 2,000 cycles, in which the thread that loads K and V would be late.
+template <typename P, bool CAUSAL>
+__device__ __forceinline__ void take_passes(RaggedStorage<P>& smem, const RaggedProblem& problem) {
+    wait_for_previous();
+    const int passes = __ldcg(&problem.schedule->passes);
+    bool open = false;  // whether the last one has no job for a consumer
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+        const int slot = round % SLOTS<P>;
+        if (round && !open) wait(shared_address(&smem.asked), (round - 1) % 2);
+        wait(shared_address(smem.pass_empty) + 8 * slot, round / SLOTS<P> % 2 ^ 1);
+        const int index = round ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
+        Pass& pass = smem.passes[slot];
+        if (index < passes) {
+            const int of_all = problem.kv_heads.quotient(index);
+            const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
+            const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
+            Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
+                          index - of_all * problem.kv_heads.by, more.z, more.w};
+            if (!CAUSAL) order_by_heads<P>(problem, taken, index);
+            pass = taken;
+            open = taken.blocks() < P::CONSUMERS;
+        } else {
+            pass.kv_head = -1;
+        }
+        arrive(shared_address(smem.pass_full) + 8 * slot);
+        if (index >= passes) return;
+    }
+}
+// The next pass is asked for late, as others may be done before, and early enough for its Q to be there.
+__device__ __forceinline__ bool asks(int place, int tiles) { return place == max(tiles - 3, 0); }
+
+// What the thread that loads K and V asks for (jobs.cuh).
+template <typename P, bool CAUSAL> struct PassReader {
+    static constexpr int UNROLLED = P::CONSUMERS == 2 ? 2 : 1;
     static constexpr bool WHOLE_FIRST = true;
     RaggedStorage<P>& smem;
     const RaggedProblem& problem;
     const TensorMap* const values;
-    int dealt = 0, round = 0;
-    bool open = false;  // whether the last one has no job for a consumer
-    int passes = 0;     // of all heads
+    int slot = 0;
     int keys = 0, key_end = 0, value_end = 0, earlier = 0;
 
-    __device__ __forceinline__ Dealer(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
-        : smem(smem), problem(problem), values(&v) {
-        wait_for_previous();
-        passes = __ldcg(&problem.schedule->passes);
-    }
-    // Without the mask all passes of a part are as long: the heads of K and V follow each other, so that few of them are in use at
-    // once.
-    __device__ __forceinline__ void order_by_heads(Pass& pass, int index) const {
-        const unsigned number = index - pass.sequence_begin * problem.kv_heads.by, own = number % pass.sequence_passes;
-        const bool joined = pass.member < 0;
-        const unsigned members = joined ? 1 : problem.sharing;
-        pass.kv_head = number / pass.sequence_passes;
-        if (!joined) pass.member = own % members;
-        if (pass.blocks() < P::CONSUMERS) return;  // the one of its head
-        pass.first_block = own / members * P::CONSUMERS;
-        pass.last_block = pass.first_block + P::CONSUMERS - 1;
-    }
+    __device__ __forceinline__ PassReader(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
+        : smem(smem), problem(problem), values(&v) {}
     __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
-    // Takes passes until there are so many, and goes on until each consumer has a job.
-    __device__ __forceinline__ void deal(int least) {
-#pragma unroll 1
-        while (dealt < least || (open && dealt < round + SLOTS<P>)) {
-            const int slot = dealt % SLOTS<P>;
-            wait(shared_address(smem.pass_empty) + 8 * slot, dealt / SLOTS<P> % 2 ^ 1);
-            const int index = dealt ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
-            Pass& pass = smem.passes[slot];
-            open = index < passes;
-            if (open) {
-                const int of_all = problem.kv_heads.quotient(index);
-                const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
-                const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
-                Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
-                              index - of_all * problem.kv_heads.by, more.z, more.w};
-                if (!CAUSAL) order_by_heads(taken, index);
-                pass = taken;
-                open = taken.blocks() < P::CONSUMERS;
-            } else {
-                pass.kv_head = -1;
-            }
-            arrive(shared_address(smem.pass_full) + 8 * slot);
-            ++dealt;
-        }
-    }
-    __device__ __forceinline__ int pass(int number) {
-        round = number;
-        deal(number + 1);
-        return smem.passes[number % SLOTS<P>].kv_head;
+    __device__ __forceinline__ int pass(int round) {
+        slot = round % SLOTS<P>;
+        wait(shared_address(smem.pass_full) + 8 * slot, round / SLOTS<P> % 2);
+        return smem.passes[slot].kv_head;
     }
     __device__ __forceinline__ void work_tile(int kv_head, int& head, int& first_block, int& last_block) {
-        const Pass& pass = smem.passes[round % SLOTS<P>];
+        const Pass& pass = smem.passes[slot];
         head = kv_head, first_block = pass.first_block, last_block = pass.last_block;
         keys = pass.keys, key_end = pass.key_end, value_end = pass.value_end, earlier = pass.earlier();
     }
     __device__ __forceinline__ int pass_tiles(int, int last_block) const {
-        return smem.passes[round % SLOTS<P>].template tiles<P, CAUSAL>(last_block);
+        return smem.passes[slot].template tiles<P, CAUSAL>(last_block);
     }
+    // The last that is read of a pass.
     __device__ __forceinline__ int first_tile(int) const {
-        return smem.passes[round % SLOTS<P>].template first_tile<P, CAUSAL>();
+        const int first = smem.passes[slot].template first_tile<P, CAUSAL>();
+        arrive(shared_address(smem.pass_empty) + 8 * slot);
+        return first;
     }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
     __device__ __forceinline__ int first_user(int tile, int first_block) const {
@@ -290,9 +297,8 @@ template <typename P, bool CAUSAL> struct Dealer {
                                               unsigned barrier) const {
         load_rows(to, map, column, MAP_ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
     }
-    // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
-    __device__ __forceinline__ void look_ahead(int place, int tiles) {
-        if (place == max(tiles - 3, 0)) deal(round + 2);
+    __device__ __forceinline__ void look_ahead(int place, int tiles) const {
+        if (asks(place, tiles)) arrive(shared_address(&smem.asked));
     }
 };
 
@@ -324,8 +330,8 @@ __device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
 
 // With pages a warp loads K, and another one V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i,
 // modulo their number, and looks up that of the next tile before its stage is free. Rows behind a sequence's last key are out of
-// bounds, as without pages, and the table isn't read for these. Lane 0 of K's warp takes the passes. It lets a pass begin once V's
-// warp has asked for all tiles before it, and V's warp waits for that.
+// bounds, as without pages, and the table isn't read for these. K's warp lets a pass begin once V's warp has asked for all tiles
+// before it, and V's warp waits for that.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
                                            const TensorMap& v, bool values) {
@@ -335,7 +341,6 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     const unsigned pass_full = shared_address(smem.pass_full), pass_empty = shared_address(smem.pass_empty);
     const int lane = threadIdx.x % 32, top = lane % BOXES * BOX, step = values ? problem.value_step : problem.key_step;
     const TensorMap& map = once(values ? v : k);
-    Dealer<P, CAUSAL> dealer(smem, problem, v);
     Stage<P::STAGES> state;
     int next = 0;  // the lane's page of the next tile
     const auto look_up = [&](int row, int key, int keys) { return key < keys ? problem.table[row + problem.page.quotient(key)] : 0; };
@@ -345,12 +350,8 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     };
 #pragma unroll 1
     for (int round = 0;; ++round) {
-        const int slot = round % SLOTS<P>;
-        if (values)
-            wait(pass_full + 8 * slot, round / SLOTS<P> % 2);
-        else if (lane == 0)
-            dealer.pass(round);
-        __syncwarp();
+        const int slot = round % SLOTS<P>, slot_after = (round + 1) % SLOTS<P>;
+        wait(pass_full + 8 * slot, round / SLOTS<P> % 2);
         const Pass& pass = smem.passes[slot];
         const int kv_head = uniform(pass.kv_head);
         if (kv_head < 0) break;
@@ -359,10 +360,9 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
         const int last_block = uniform(pass.last_block), earlier = uniform(pass.earlier());
         const int tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
         const int its_first = uniform(pass.template first_tile<P, CAUSAL>());
-        if (values) {
-            if (lane == 0) arrive(pass_empty + 8 * slot);
-            wait_until_above(shared_address(&smem.passes_begun), round);
-        }
+        __syncwarp();
+        if (lane == 0) arrive(pass_empty + 8 * slot);
+        if (values) wait_until_above(shared_address(&smem.passes_begun), round);
 #pragma unroll 1
         for (int place = 0; place < tiles; ++place) {
             const int tile = tile_at(place, its_first), key = P::KEYS * tile + top, rows = min(max(keys - key, 0), BOX);
@@ -383,13 +383,15 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
             if (!values && place == 0 && round) synchronize(PASS_BARRIER, 64);
             if (!values && lane == 0) {
                 if (place == 0) begin_pass<P>(smem, state, round);
-                dealer.look_ahead(place, tiles);
+                if (asks(place, tiles)) arrive(shared_address(&smem.asked));
             }
             __syncwarp();
-            if (place + 1 < tiles)
+            if (place + 1 < tiles) {
                 next = look_up(row, P::KEYS * tile_at(place + 1, its_first) + top, keys);
-            else if (!values)
-                next = look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
+            } else if (!values) {
+                wait(pass_full + 8 * slot_after, (round + 1) / SLOTS<P> % 2);
+                next = look_up_first(smem.passes[slot_after]);
+            }
             state.advance();
         }
         if (values) arrive_at_passes();
@@ -471,11 +473,13 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<RaggedStorage<P>*>(memory);
     write_ones<T>(smem);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        init_barrier(shared_address(&smem.asked), 1);
         for (int i = 0; i < SLOTS<P>; ++i) {
             init_barrier(shared_address(smem.pass_full) + 8 * i, 1);
-            init_barrier(shared_address(smem.pass_empty) + 8 * i, CONSUMERS + (BOX > 0));
+            init_barrier(shared_address(smem.pass_empty) + 8 * i, CONSUMERS + 1 + (BOX > 0));
         }
+    }
     init_barriers(smem, [] { return true; });
     if (threadIdx.x < 128) {
         give_registers<P::PRODUCER_REGISTERS>();
@@ -483,11 +487,13 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         if constexpr (BOX) {
             if (warp % 3 == 0) return load_pages<P, CAUSAL, BOX>(smem, problem, k, v, uniform(warp) == 3);
         } else if (threadIdx.x == 0) {
-            Dealer<P, CAUSAL> dealer(smem, problem, v);
-            return load_tiles(smem, dealer, k, v);
+            PassReader<P, CAUSAL> reader(smem, problem, v);
+            return load_tiles(smem, reader, k, v);
         }
+        // Threads of the other warps, for each consumer one, and one more.
         const int consumer = warp - 1 + (BOX ? 2 : 3) * lane;
-        if (warp && lane < 2 && consumer < CONSUMERS) schedule_ragged_jobs<P, CAUSAL>(smem, problem, q, consumer);
+        if (warp && consumer < CONSUMERS) schedule_ragged_jobs<P, CAUSAL>(smem, problem, q, consumer);
+        if (warp && consumer == CONSUMERS) take_passes<P, CAUSAL>(smem, problem);
         return;
     }
     consume_lazily<T, P, CAUSAL>(smem, o, problem);

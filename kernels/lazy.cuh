@@ -158,7 +158,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
         }
         int largest[2] = {largest_bits(s, 0), largest_bits(s, 1)};  // of each row
         if (!__any_sync(~0u, max(largest[0], largest[1]) > power_bits(W::MOST))) {
-            rises &= ONE - 1;
+            rises = min(rises, rises & ONE - 1);
             release();
             if (!OTHERS) wait(), pack();
             return;
