@@ -224,69 +224,94 @@ template <typename P> __device__ __forceinline__ void order_by_heads(const Ragge
     pass.last_block = pass.first_block + P::CONSUMERS - 1;
 }
 
-// A thread takes the CTA's passes, and hands them to the others: the next one when it is asked for, or at once if a consumer has no
-// job in this one. It takes 2,000 cycles, in which the thread that loads K and V would be late.
+// Takes the CTA's next pass of all `passes`, and hands it to the others. Returns whether it has no job for a consumer.
+template <typename P, bool CAUSAL>
+__device__ __forceinline__ bool take_pass(RaggedStorage<P>& smem, const RaggedProblem& problem, int number, int passes) {
+    const int slot = number % SLOTS<P>;
+    wait(shared_address(smem.pass_empty) + 8 * slot, number / SLOTS<P> % 2 ^ 1);
+    const int index = number ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
+    Pass& pass = smem.passes[slot];
+    bool open = index < passes;
+    if (open) {
+        const int of_all = problem.kv_heads.quotient(index);
+        const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
+        const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
+        Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
+                      index - of_all * problem.kv_heads.by, more.z, more.w};
+        if (!CAUSAL) order_by_heads<P>(problem, taken, index);
+        pass = taken;
+        open = taken.blocks() < P::CONSUMERS;
+    } else {
+        pass.kv_head = -1;
+    }
+    arrive(shared_address(smem.pass_full) + 8 * slot);
+    return open;
+}
+
+// A pass is taken in 2,000 cycles, in which the thread that loads K and V would be late: 4 to 9 % of the time at 1,024 to 2,048 keys.
+// So another thread does that, where a warp has nothing else to do. In a warp whose other threads wait, it would be later still.
+template <typename P, int BOX> constexpr bool APART = P::CONSUMERS == 2 && BOX == 0;
+
 template <typename P, bool CAUSAL>
 __device__ __forceinline__ void take_passes(RaggedStorage<P>& smem, const RaggedProblem& problem) {
     wait_for_previous();
     const int passes = __ldcg(&problem.schedule->passes);
-    bool open = false;  // whether the last one has no job for a consumer
+    bool open = false;
 #pragma unroll 1
-    for (int round = 0;; ++round) {
-        const int slot = round % SLOTS<P>;
-        if (round && !open) wait(shared_address(&smem.asked), (round - 1) % 2);
-        wait(shared_address(smem.pass_empty) + 8 * slot, round / SLOTS<P> % 2 ^ 1);
-        const int index = round ? atomicAdd(&problem.schedule->taken, 1) : blockIdx.x;
-        Pass& pass = smem.passes[slot];
-        if (index < passes) {
-            const int of_all = problem.kv_heads.quotient(index);
-            const int4* const from = reinterpret_cast<const int4*>(problem.schedule + 1 + of_all);
-            const int4 lengths = __ldcg(from), blocks = __ldcg(from + 1), more = __ldcg(from + 2);
-            Pass taken = {lengths.x, lengths.y, lengths.z, lengths.w, blocks.x, blocks.y, blocks.z, blocks.w, more.x,
-                          index - of_all * problem.kv_heads.by, more.z, more.w};
-            if (!CAUSAL) order_by_heads<P>(problem, taken, index);
-            pass = taken;
-            open = taken.blocks() < P::CONSUMERS;
-        } else {
-            pass.kv_head = -1;
-        }
-        arrive(shared_address(smem.pass_full) + 8 * slot);
-        if (index >= passes) return;
+    for (int number = 0;; ++number) {
+        if (number && !open) wait(shared_address(&smem.asked), (number - 1) % 2);
+        open = take_pass<P, CAUSAL>(smem, problem, number, passes);
+        if (smem.passes[number % SLOTS<P>].kv_head < 0) return;
     }
 }
-// The next pass is asked for late, as others may be done before, and early enough for its Q to be there.
-__device__ __forceinline__ bool asks(int place, int tiles) { return place == max(tiles - 3, 0); }
 
-// What the thread that loads K and V asks for (jobs.cuh).
-template <typename P, bool CAUSAL> struct PassReader {
+// What the thread that loads K and V asks for (jobs.cuh). It takes the CTA's passes, unless another thread does.
+template <typename P, bool CAUSAL, bool TAKES> struct PassReader {
     static constexpr int UNROLLED = P::CONSUMERS == 2 ? 2 : 1;
     static constexpr bool WHOLE_FIRST = true;
     RaggedStorage<P>& smem;
     const RaggedProblem& problem;
     const TensorMap* const values;
-    int slot = 0;
+    int dealt = 0, round = 0;
+    bool open = false;  // whether the last one has no job for a consumer
+    int passes = 0;     // of all heads
     int keys = 0, key_end = 0, value_end = 0, earlier = 0;
 
     __device__ __forceinline__ PassReader(RaggedStorage<P>& smem, const RaggedProblem& problem, const TensorMap& v)
-        : smem(smem), problem(problem), values(&v) {}
+        : smem(smem), problem(problem), values(&v) {
+        if (!TAKES) return;
+        wait_for_previous();
+        passes = __ldcg(&problem.schedule->passes);
+    }
     __device__ __forceinline__ static bool skips(const RaggedProblem&) { return true; }
-    __device__ __forceinline__ int pass(int round) {
-        slot = round % SLOTS<P>;
-        wait(shared_address(smem.pass_full) + 8 * slot, round / SLOTS<P> % 2);
-        return smem.passes[slot].kv_head;
+    // Takes passes until there are so many, and goes on until each consumer has a job.
+    __device__ __forceinline__ void deal(int least) {
+#pragma unroll 1
+        while (dealt < least || (open && dealt < round + SLOTS<P>)) {
+            open = take_pass<P, CAUSAL>(smem, problem, dealt, passes);
+            ++dealt;
+        }
+    }
+    __device__ __forceinline__ int pass(int number) {
+        round = number;
+        if (TAKES)
+            deal(number + 1);
+        else
+            wait(shared_address(smem.pass_full) + 8 * (number % SLOTS<P>), number / SLOTS<P> % 2);
+        return smem.passes[number % SLOTS<P>].kv_head;
     }
     __device__ __forceinline__ void work_tile(int kv_head, int& head, int& first_block, int& last_block) {
-        const Pass& pass = smem.passes[slot];
+        const Pass& pass = smem.passes[round % SLOTS<P>];
         head = kv_head, first_block = pass.first_block, last_block = pass.last_block;
         keys = pass.keys, key_end = pass.key_end, value_end = pass.value_end, earlier = pass.earlier();
     }
     __device__ __forceinline__ int pass_tiles(int, int last_block) const {
-        return smem.passes[slot].template tiles<P, CAUSAL>(last_block);
+        return smem.passes[round % SLOTS<P>].template tiles<P, CAUSAL>(last_block);
     }
     // The last that is read of a pass.
     __device__ __forceinline__ int first_tile(int) const {
-        const int first = smem.passes[slot].template first_tile<P, CAUSAL>();
-        arrive(shared_address(smem.pass_empty) + 8 * slot);
+        const int first = smem.passes[round % SLOTS<P>].template first_tile<P, CAUSAL>();
+        if (!TAKES) arrive(shared_address(smem.pass_empty) + 8 * (round % SLOTS<P>));
         return first;
     }
     __device__ __forceinline__ static int packed_kv(int head) { return head; }
@@ -297,8 +322,13 @@ template <typename P, bool CAUSAL> struct PassReader {
                                               unsigned barrier) const {
         load_rows(to, map, column, MAP_ROWS - keys + P::KEYS * tile, kv_head, &map == values ? value_end : key_end, barrier);
     }
-    __device__ __forceinline__ void look_ahead(int place, int tiles) const {
-        if (asks(place, tiles)) arrive(shared_address(&smem.asked));
+    // The next pass is taken late, as others may be done before, and early enough for its Q to be there.
+    __device__ __forceinline__ void look_ahead(int place, int tiles) {
+        if (place != max(tiles - 3, 0)) return;
+        if (TAKES)
+            deal(round + 2);
+        else
+            arrive(shared_address(&smem.asked));
     }
 };
 
@@ -330,8 +360,8 @@ __device__ __forceinline__ const TensorMap& once(const TensorMap& map) {
 
 // With pages a warp loads K, and another one V. A box of BOX keys and 64 columns is in one page. Lane i has the page of box i,
 // modulo their number, and looks up that of the next tile before its stage is free. Rows behind a sequence's last key are out of
-// bounds, as without pages, and the table isn't read for these. K's warp lets a pass begin once V's warp has asked for all tiles
-// before it, and V's warp waits for that.
+// bounds, as without pages, and the table isn't read for these. Lane 0 of K's warp takes the passes. It lets a pass begin once V's
+// warp has asked for all tiles before it, and V's warp waits for that.
 template <typename P, bool CAUSAL, int BOX>
 __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedProblem& problem, const TensorMap& k,
                                            const TensorMap& v, bool values) {
@@ -341,6 +371,7 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     const unsigned pass_full = shared_address(smem.pass_full), pass_empty = shared_address(smem.pass_empty);
     const int lane = threadIdx.x % 32, top = lane % BOXES * BOX, step = values ? problem.value_step : problem.key_step;
     const TensorMap& map = once(values ? v : k);
+    PassReader<P, CAUSAL, true> reader(smem, problem, v);
     Stage<P::STAGES> state;
     int next = 0;  // the lane's page of the next tile
     const auto look_up = [&](int row, int key, int keys) { return key < keys ? problem.table[row + problem.page.quotient(key)] : 0; };
@@ -350,8 +381,12 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
     };
 #pragma unroll 1
     for (int round = 0;; ++round) {
-        const int slot = round % SLOTS<P>, slot_after = (round + 1) % SLOTS<P>;
-        wait(pass_full + 8 * slot, round / SLOTS<P> % 2);
+        const int slot = round % SLOTS<P>;
+        if (values)
+            wait(pass_full + 8 * slot, round / SLOTS<P> % 2);
+        else if (lane == 0)
+            reader.pass(round);
+        __syncwarp();
         const Pass& pass = smem.passes[slot];
         const int kv_head = uniform(pass.kv_head);
         if (kv_head < 0) break;
@@ -360,9 +395,10 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
         const int last_block = uniform(pass.last_block), earlier = uniform(pass.earlier());
         const int tiles = uniform(pass.template tiles<P, CAUSAL>(pass.last_block));
         const int its_first = uniform(pass.template first_tile<P, CAUSAL>());
-        __syncwarp();
-        if (lane == 0) arrive(pass_empty + 8 * slot);
-        if (values) wait_until_above(shared_address(&smem.passes_begun), round);
+        if (values) {
+            if (lane == 0) arrive(pass_empty + 8 * slot);
+            wait_until_above(shared_address(&smem.passes_begun), round);
+        }
 #pragma unroll 1
         for (int place = 0; place < tiles; ++place) {
             const int tile = tile_at(place, its_first), key = P::KEYS * tile + top, rows = min(max(keys - key, 0), BOX);
@@ -383,15 +419,13 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
             if (!values && place == 0 && round) synchronize(PASS_BARRIER, 64);
             if (!values && lane == 0) {
                 if (place == 0) begin_pass<P>(smem, state, round);
-                if (asks(place, tiles)) arrive(shared_address(&smem.asked));
+                reader.look_ahead(place, tiles);
             }
             __syncwarp();
-            if (place + 1 < tiles) {
+            if (place + 1 < tiles)
                 next = look_up(row, P::KEYS * tile_at(place + 1, its_first) + top, keys);
-            } else if (!values) {
-                wait(pass_full + 8 * slot_after, (round + 1) / SLOTS<P> % 2);
-                next = look_up_first(smem.passes[slot_after]);
-            }
+            else if (!values)
+                next = look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
             state.advance();
         }
         if (values) arrive_at_passes();
@@ -477,7 +511,7 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         init_barrier(shared_address(&smem.asked), 1);
         for (int i = 0; i < SLOTS<P>; ++i) {
             init_barrier(shared_address(smem.pass_full) + 8 * i, 1);
-            init_barrier(shared_address(smem.pass_empty) + 8 * i, CONSUMERS + 1 + (BOX > 0));
+            init_barrier(shared_address(smem.pass_empty) + 8 * i, CONSUMERS + APART<P, BOX> + (BOX > 0));
         }
     }
     init_barriers(smem, [] { return true; });
@@ -487,13 +521,12 @@ ragged(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         if constexpr (BOX) {
             if (warp % 3 == 0) return load_pages<P, CAUSAL, BOX>(smem, problem, k, v, uniform(warp) == 3);
         } else if (threadIdx.x == 0) {
-            PassReader<P, CAUSAL> reader(smem, problem, v);
+            PassReader<P, CAUSAL, !APART<P, BOX>> reader(smem, problem, v);
             return load_tiles(smem, reader, k, v);
         }
-        // Threads of the other warps, for each consumer one, and one more.
         const int consumer = warp - 1 + (BOX ? 2 : 3) * lane;
-        if (warp && consumer < CONSUMERS) schedule_ragged_jobs<P, CAUSAL>(smem, problem, q, consumer);
-        if (warp && consumer == CONSUMERS) take_passes<P, CAUSAL>(smem, problem);
+        if (APART<P, BOX> && threadIdx.x == 96) return take_passes<P, CAUSAL>(smem, problem);
+        if (warp && lane < 2 && consumer < CONSUMERS) schedule_ragged_jobs<P, CAUSAL>(smem, problem, q, consumer);
         return;
     }
     consume_lazily<T, P, CAUSAL>(smem, o, problem);
