@@ -145,7 +145,7 @@ if sample:
 # them as nested tensors (`sdpa.auto`), padded under a mask, or in a call for each.
 
 # %%
-published = {"training": "h200-2026-11-30-training-2", "ragged": "h200-2026-11-30-ragged-2"}
+published = {"training": "h200-2026-11-30-training-3", "ragged": "h200-2026-11-30-ragged-2"}
 is_here = {name: run == "h200-2026-11-28-main" and (al.paths.data() / name).is_dir() for name in published.values()}
 named = {study: own or (name if is_here[name] else "") for own, (study, name) in zip((training, ragged), published.items())}
 print(", ".join(f"{study}: {name or 'no run'}" for study, name in named.items()))
