@@ -6,7 +6,9 @@
 //         one rose above 2^15 (2^60 for bf16), the largest of their bits tells, three integers an instruction, and one vote of the
 //         warp: no shuffles, and no exponential waits. Only then are the tile and O multiplied by a power of two, so that the
 //         largest probability is 2^-4 (2^-60) again; nothing is computed twice, but where a score rose by more than 2^118. In fp16 a
-//         tile that rose is followed by exact ones, as is a first tile whose scores are too far apart; in bf16 two tiles in a row.
+//         tile that rose is followed by exact ones, but for a job's first, as is a first tile whose scores are too far apart; in bf16
+//         two tiles in a row. At D = 64 in fp16 exact tiles search the largest score by its bits, too, where a job's first scores
+//         are high enough: then scores below 0 make no row rise.
 //         Exact tiles wait for the product with V between their exponentials, so that O is scaled and P packed beside the rest; two
 //         consumers at D = 128 do so in all tiles, and have Q in registers. V has columns of ones, so that the product sums the
 //         rounded probabilities: one wgmma of 72 columns at D = 64 and of 136 at D = 128. At D = 256 registers add them.

@@ -8,7 +8,8 @@
 //         floats in global memory, each tile's in an order that the schedule in backward.cuh fixes. As soon as a tile has had
 //         all its turns, a warp that has nothing else to do rounds it. The edge of a block of keys: D = 64 holds K and V twice,
 //         and dK and dV leave together from a place of dS, so that the next block's loads run ahead. D = 128 gives V back
-//         behind the last dP, dV leaves by the last stage and dK by dS, and the L2 takes the next block's tiles ahead.
+//         behind the last dP, dV leaves by the last stage and dK by dS, and the L2 takes the next block's tiles ahead. Where heads
+//         of at most 512 queries are many, at D = 64, a CTA takes whole heads, and waits for nobody's additions.
 // Order   of a step. D = 128, M = 64: dP is issued once S is there, exponentials run beside it, then dS is computed. dV and dK
 //         are issued, and dS is stored beside them. S of the next step is issued behind dK, once dV is over. A third warpgroup
 //         computes dQ, one half after the other, and stores it for TMA. dS has two buffers, so consumers wait for that
@@ -20,7 +21,7 @@
 //         a step behind the other: one has products under way while the other computes.
 // Gained  backward pass alone on an H200, time over that without. D = 128, bf16: dQ by a third warpgroup 0.91 to 0.92, of which
 //         dK before dS's stores 0.96 to 0.97; readers' fences 0.98 to 1.01; with them, the edge of a block 0.98 to 0.99.
-//         D = 64: the edge of a block 0.97.
+//         D = 64: the edge of a block 0.97; whole heads 0.92 and 0.93 at (32, 8, 512), full and causal.
 // Limits  in a step (cycles of a multiprocessor):
 //                                                          D = 128, M = 64    D = 64, M = 128
 //           products                                       5 x 512 = 2560     5 x 512 = 2560
