@@ -16,8 +16,8 @@
 //         K and V may be in pages of a multiple of 16 keys: a warp for K and one for V then look pages up, a tile ahead, and
 //         load boxes that don't cross one, by the same maps. Under the mask at D = 128 pages have another tile (`first_in_pages`).
 //         A query that sees no key gives 0: its block takes one tile, all of it masked.
-// Gained  1.12 to 1.37x over flash-attn-4 at 32 sequences of 73 to 1,886 tokens (D = 128, bf16), 1.45 to 1.75x at 64 of 10 to
-//         2,048 (D = 64, fp16), by the slowest and fastest values. NOTES.md has other times.
+// Gained  in run h200-2026-11-30-ragged-2, of an earlier kernel, over flash-attn-4 by the slowest and fastest values: 1.12 to 1.39x
+//         at 32 sequences of 73 to 1,886 tokens (D = 128, bf16), 1.45 to 1.75x at 64 of 10 to 2,048 (D = 64, fp16).
 // Limits  equal lengths take 2 to 10 % longer than rung 11 at D = 128 without the mask, most at 1,024 tokens. Pages of 16 keys cost
 //         12 %. A sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
 #include "lazy.cuh"

@@ -37,7 +37,7 @@
 //         1.4 times as long. When consumers computed dQ, products alone took 3100 to 3280 cycles, and all else 3260 to 3530.
 //           measured on an H200 at D = 128, bf16, with all kernels of the pass counted: 3870 cycles at (4, 16, 4096), 4050 the
 //         same causal, 3720 at (1, 16, 16384) causal, at 1.67 to 1.68 GHz. At D = 64: 5550 at (8, 16, 2048) causal, bf16, and
-//         8430 at (32, 8, 512), fp16, where blocks of keys are short.
+//         7800 at (32, 8, 512), fp16, where blocks of keys are short.
 //           registers of a consumer. D = 128, of 208: dK and dV 128, S or dP 32, P 32, or P and dS in 16 bits 32. D = 64, of
 //         240: dK and dV 64, S 64, dP 64, P 32 = 224; dS takes the place of S and dP.
 //           stages. D = 128: three, which just fit; two with K twice take 0.98 to 1.01 of their time. D = 64: two, as one is

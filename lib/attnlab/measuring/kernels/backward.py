@@ -107,7 +107,11 @@ class Gradients(ctypes.Structure):
         found.steps = max(steps)
         # With all tasks of a head a CTA waits for no other one.
         in_turn = -(-found.all_tasks // ctas) * found.steps
-        whole = -(-batch * kv_heads // ctas) * sum(steps) <= in_turn and q.shape[3] == 64 and group * queries <= MOST_OF_HEAD
+        whole = (
+            -(-batch * kv_heads // ctas) * sum(steps) <= in_turn
+            and q.shape[3] == 64
+            and group * queries <= MOST_OF_HEAD
+        )
         found.in_a_row = tasks if whole else 1
         grid = found.grid(ctas)
         found.patterns = 1 if whole else min(batch * kv_heads, grid // math.gcd(grid, tasks))
