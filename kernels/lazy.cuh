@@ -53,7 +53,7 @@ template <typename T, typename P, bool CAUSAL> struct LazySoftmax {
     const float scale_log2;
     const unsigned thread_ids;
     int rises = 0;  // as the window counts them, ONE each; from two on, tiles are exact, until as many did not rise
-    // A rise of a job's second tile doesn't count: that follows where scores fall along the keys.
+    // A job's first rise doesn't count: the second tile rises where scores fall along the keys, and others seldom rise again.
     static constexpr int BEGINS = 1 - W::RISE;
 
     __device__ __forceinline__ LazySoftmax(float scale, unsigned thread_ids) : scale_log2(scale * LOG2_E), thread_ids(thread_ids) {}

@@ -31,6 +31,12 @@ PLANS = [
     for causal, paired in ((False, False), (True, False), (True, True))
 ]
 WHOLE = [Plan(7, 2, 700, 700, causal, paired, 3, whole=True) for causal in (False, True) for paired in (False, causal)]
+# Text of the kernel, and what stands in its place where a test on a GPU spoils one gradient.
+SPOILED = {
+    "dV": ("store_one(dv_map, dv, 1,", "store_one(dv_map, dv, 0.97f,"),
+    "dK": ("store_one(dk_map, dk, problem.scale,", "store_one(dk_map, dk, 0.97f * problem.scale,"),
+    "dQ": ("const float scale = problem.scale;", "const float scale = 0.97f * problem.scale;"),
+}
 
 
 @pytest.mark.parametrize("plan", PLANS + WHOLE, ids=str)
@@ -91,6 +97,11 @@ def test_what_it_does_not_serve_is_said_in_a_line():
         backward.backward(q, q, q, q, lse, q, True)
     with pytest.raises(Unsupported, match="no more queries than keys"):
         backward.backward(q, q[:, :, :4], q[:, :, :4], q, lse, q, True)
+
+
+def test_what_a_test_on_a_gpu_spoils_is_in_the_source():
+    text = nvrtc.of_files(ladder.files(backward.SOURCE))
+    assert [text.count(right) for right, _ in SPOILED.values()] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("tiling", backward.INSTANCES.values(), ids=str)
