@@ -4,7 +4,7 @@
 // A job is 64 queries of one head, the work of one consumer. A pass is JOBS_PER_PASS consecutive jobs of one head, which
 // share the tiles of K and V in the ring: a stage is free again when every job of the pass has used it. Of the producer's
 // warps one loads the tiles; the others schedule the jobs of one or two consumers each, and load their Q. O leaves through
-// the memory of Q. tests/measure/pipeline.py is a model of all this, in which tiles come late and out of order.
+// the memory of Q. tests/measure/test_jobs.py runs all this without a GPU, with tiles that come late and out of order.
 #pragma once
 #include "hopper.cuh"
 

@@ -17,6 +17,7 @@ from attnlab.study import ladder
 
 EMULATED = Path(__file__).parent / "emulated"
 MEMORY = "    extern __shared__ __align__(1024) unsigned char memory[];"
+WAITS = ("if (stage != state.index()) wait(full, phase);", "wait(full + 8, phase);")  # of begin_pass()
 STORE = 'asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");'
 # PTX in jobs.cuh that emulated.h replaces: from one text to the next.
 CUT = ("#define OPERANDS_68", "// How one instance works")
@@ -55,28 +56,32 @@ def emulated(text):
     return ASSEMBLY.sub(";", text.replace(MEMORY, "unsigned char* const memory = emu::current->cta->memory;"))
 
 
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory):
-    """The kernel compiled for this machine's CPU; emulated.h replaces the parts that only a GPU has."""
-    compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
+def compiled(folder, program, *kernels):
+    """A program of `EMULATED`, with kernels for this machine's CPU; emulated.h replaces what only a GPU has."""
+    compiler = shutil.which("g++")
     if not compiler:
         pytest.skip("there is no g++")
-    source = {
-        name: (paths.kernels() / name).read_text() for name in ("hopper.cuh", "jobs.cuh", "lazy.cuh", "15_ragged.cu")
-    }
+    source = {name: (paths.kernels() / name).read_text() for name in ("hopper.cuh", "jobs.cuh", "lazy.cuh", *kernels)}
     hopper = source.pop("hopper.cuh")
     structs = (r"struct Problem \{", r"template[^\n]* struct Stage \{")
     taken = [re.search(rf"^{begin}.*?^\}};", hopper, re.M | re.S)[0] for begin in structs]
     jobs = source["jobs.cuh"]
-    assert STORE in jobs
+    assert all(text in jobs for text in (STORE, *WAITS))
+    for text in WAITS:
+        jobs = jobs.replace(text, f"if (!begins_early) {text}")
     jobs = jobs[: jobs.index(CUT[0])] + jobs[jobs.index(CUT[1]) :]
     jobs = jobs.replace('#include "hopper.cuh"', "\n".join(taken)).replace(STORE, "store_word(to, both);")
     source["jobs.cuh"] = jobs
     for name, text in source.items():
         (folder / name).write_text(emulated(text))
     options = ("-O1", "-std=c++17", "-w", f"-I{folder}", f"-I{EMULATED}")
-    subprocess.run([compiler, *options, EMULATED / "ragged.cpp", "-o", folder / "ragged"], check=True, timeout=300)
-    return folder / "ragged"
+    subprocess.run([compiler, *options, EMULATED / f"{program}.cpp", "-o", folder / program], check=True, timeout=300)
+    return folder / program
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("emulated"), "ragged", "15_ragged.cu")
 
 
 @pytest.mark.parametrize("causal", [False, True])

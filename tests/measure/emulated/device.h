@@ -16,6 +16,9 @@ inline int __reduce_add_sync(unsigned, int x) { for (int by = 16; by; by /= 2) x
 inline float quad_max(float x) { x = fmaxf(x, __shfl_xor_sync(~0u, x, 1)); return fmaxf(x, __shfl_xor_sync(~0u, x, 2)); }
 inline float quad_sum(float x) { x += __shfl_xor_sync(~0u, x, 1); return x + __shfl_xor_sync(~0u, x, 2); }
 inline float exp2_approx(float x) { return exp2f(x); }
+inline float __log2f(float x) { return log2f(x); }
+inline int atomicExch(int* at, int x) { const int before = *at; *at = x; emu::pause(); return before; }
+inline bool begins_early;  // whether a pass begins before all tiles before it have come, which is wrong
 inline void launch_next() {} inline void wait_for_previous() {}
 struct Divisor {
     int by; unsigned factor, shift;

@@ -1,6 +1,6 @@
 // What a kernel for Hopper needs, on a CPU: threads as fibers that take turns at random, mbarriers, TMA that comes late and out
-// of order, bulk stores and additions, and wgmma that reads its operands as late as it may. Only what kernels/15_ragged.cu, 16_backward.cu
-// and 17_caches.cu use, in bfloat16. Generic proxies and the order of memory are not modelled.
+// of order, bulk stores and additions, and wgmma that reads its operands as late as it may. Only what kernels/11_lazy.cu, 15_ragged.cu,
+// 16_backward.cu and 17_caches.cu use, in bfloat16. Generic proxies and the order of memory are not modelled.
 #pragma once
 #include <cassert>
 #include <cmath>
@@ -45,11 +45,12 @@ struct Barrier { int expected = 0, arrived = 0; long tx = 0; unsigned phase = 0;
 struct Warp { long gen[32] = {}; long done = 0; unsigned address[2][32]; float value[2][32]; struct { unsigned a[4], b[2]; } fragments[2][32]; int count = 0; };
 struct Op { int seen = 0; float* c[128]; int n; bool regs, tb; const unsigned* a[128]; unsigned long long da, db; int add; bool done = false; int committed = 0; };
 struct Group { std::deque<Op> ops; size_t first = 0; long next[128] = {}; long commits[128] = {}; std::vector<std::vector<long>> ends; std::vector<long> end_of; long executed = 0; };
+constexpr int GROUPS = 5;  // warpgroups of a CTA at most
 struct Cta {
     unsigned char* memory; int index;
     std::map<unsigned, Barrier> barriers;
     std::map<int, std::pair<int, long>> named;
-    Warp warps[32]; Group groups[4];
+    Warp warps[32]; Group groups[GROUPS];
 };
 struct Bulk { int stage = 0; std::function<void()> read, write; };
 struct Fiber {
@@ -242,7 +243,7 @@ inline void run(int ctas, int threads, size_t smem_bytes, std::function<void()> 
         if (rng() % 8192 == 0) slow = int(rng() % (ctas + 1)) - 1;
         const auto do_load = [&] { if (loads.empty()) return false; size_t i = rng() % loads.size(); auto f = loads[i]; loads[i] = loads.back(); loads.pop_back(); f(); return true; };
         const auto do_bulk = [&] { if (bulks.empty()) return false; size_t i = rng() % bulks.size(); auto b = bulks[i]; if (b->stage == 0) b->read(), b->stage = 1; else { b->write(), b->stage = 2; bulks[i] = bulks.back(); bulks.pop_back(); } return true; };
-        const auto do_op = [&](bool any) { size_t s = rng() % (all.size() * 4); for (size_t i = 0; i < all.size() * 4; ++i) { size_t j = (s + i) % (all.size() * 4); auto& g = all[j / 4]->groups[j % 4]; if (g.executed < (long)g.ops.size() && g.ops[g.executed].committed == 128) { execute(*all[j / 4], g); return true; } if (!any) return false; } return false; };
+        const auto do_op = [&](bool any) { const size_t n = all.size() * GROUPS, s = rng() % n; for (size_t i = 0; i < n; ++i) { size_t j = (s + i) % n; auto& g = all[j / GROUPS]->groups[j % GROUPS]; if (g.executed < (long)g.ops.size() && g.ops[g.executed].committed == 128) { execute(*all[j / GROUPS], g); return true; } if (!any) return false; } return false; };
         if (now(0)) do_load();
         if (now(1)) do_bulk();
         if (now(2)) do_op(false);

@@ -7,7 +7,6 @@
 struct int4 { int x, y, z, w; };
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int atomicAdd(int* at, int x) { const int before = *at; *at += x; emu::pause(); return before; }
-inline int atomicExch(int* at, int x) { const int before = *at; *at = x; emu::pause(); return before; }
 inline void store_row_box(const TensorMap& m, int column, int row, int head, int end, int rows, unsigned from) {
     auto* cta = emu::current->cta; auto data = std::make_shared<std::vector<unsigned char>>(m.box * 128); const TensorMap map = m;
     add_bulk([=] { for (int r = 0; r < map.box; ++r) for (int c = 0; c < 8; ++c) memcpy(&(*data)[r * 128 + 16 * c], cta->memory + from + swizzled_offset(r, c), 16); },
