@@ -30,6 +30,11 @@ def emulator(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("emulated"), "lazy", "8_jobs.cu", "11_lazy.cu")
 
 
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("narrow"), "lazy", "8_jobs.cu", "11_lazy.cu", narrow=True)
+
+
 def drawn(tile, causal, seed):
     """A problem of a few heads: batch, heads, kv_heads, queries, keys, CTAs, and by how many nats scores rise."""
     some = random.Random(seed)
@@ -42,14 +47,14 @@ def drawn(tile, causal, seed):
     return *sizes, some.choice((0, 0, 12, -30, 60))
 
 
-def ran(emulator, name, tile, causal, sizes, seed, **environment):
+def ran(emulator, name, tile, causal, sizes, seed, low=0, **environment):
     """What the emulator prints; with the problem that the host computes."""
     batch, heads, kv_heads, queries, keys, ctas, rise = sizes
     q = torch.empty(batch, heads, queries, tile.head_dim, device="meta", dtype=torch.bfloat16)
     k = torch.empty(batch, kv_heads, keys, tile.head_dim, device="meta", dtype=torch.bfloat16)
     given = problem.Problem.of(q, k, causal, tile.head_dim**-0.5, tile, ctas, L2_BYTES)
     instance = (tile.head_dim, causal, tile.keys, tile.template["consumers"], tile.template["jobs_per_pass"])
-    numbers = (name == "kernel.lazy", *instance, batch, heads, kv_heads, queries, keys, ctas, seed, rise)
+    numbers = (name == "kernel.lazy", *instance, batch, heads, kv_heads, queries, keys, ctas, seed, rise, low)
     command = [emulator, bytes(given).hex(), *(str(int(number)) for number in numbers)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=True, env=os.environ | environment
@@ -70,6 +75,17 @@ def test_the_kernel_on_an_emulated_multiprocessor(emulator, name, tile, causal):
         assert found[0]["hash"] == found[1]["hash"], sizes  # the same bits for any timing of threads and copies
         assert float(found[0]["error"]) < 0.004, sizes
         assert float(found[0]["log_sum"]) < 0.005, sizes
+
+
+@pytest.mark.parametrize("low", [0, 300])
+@pytest.mark.parametrize("rise", [0, 12, 60, -60])
+def test_scores_in_the_window_of_fp16(narrow, rise, low):
+    # At D = 64 exact tiles search the largest score by its bits, unless a job's scores are far below 0.
+    for name, tile, causal in TILES:
+        if (name, tile.head_dim) == ("kernel.lazy", 64):
+            found = ran(narrow, name, tile, causal, (1, 2, 2, 330, 330, 1, rise), 0, low)
+            assert float(found["error"]) < 0.004
+            assert float(found["log_sum"]) < 0.005
 
 
 def test_a_pass_that_begins_before_all_earlier_tiles_have_come_is_caught(emulator):
