@@ -55,6 +55,13 @@ template <int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG
     Dealing dealing = {{q_lens.data(), 0, queries, queries}, {kv_lens.data(), 0, keys, page ? each : keys}, keys, queries, batch, kv_heads, sharing, CONSUMERS, KEYS, room, grid};
     emu::rng.seed(n[9]);
     emu::run(1, DEALERS, 16, [&] { deal<CAUSAL>(schedule, dealing); });
+    int longest_first = 1;  // by what deal() knows of the time that a pass takes
+    const auto time_of = [&](int i) {
+        const Pass& pass = reinterpret_cast<Pass*>(schedule + 1)[i];
+        const int blocks = !CAUSAL ? pass.blocks() : pass.member < 0 ? sharing : (pass.queries + 63) / 64;
+        return (pass.keys + KEYS - 1) / KEYS * (1 + min(blocks, CONSUMERS)) / (1 + CONSUMERS);
+    };
+    for (int i = 1; i < schedule->passes / kv_heads; ++i) longest_first &= time_of(i - 1) >= time_of(i);
     typename ProblemOf<BOX>::Type problem{};
     static_cast<RaggedProblem&>(problem) = {schedule, divisor(kv_heads), sharing, float(1 / sqrt(D))};
     if constexpr (BOX) problem.table = table.data(), problem.page = divisor(page), problem.key_step = problem.value_step = page;
@@ -66,7 +73,7 @@ template <int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG
         if (i >= lengths[2 * b]) { padding += o[a] != 0x7fff; continue; }
         const double d = f(o[a]) - right[a]; error += d * d, norm += right[a] * right[a], hash = hash * 31 + o[a];
     }
-    printf("error %.6f\nhash %u\npadding %d\nshared_bytes %zu\nproblem_bytes %zu\n", sqrt(error / norm), hash, padding, sizeof(RaggedStorage<P>), sizeof problem);
+    printf("error %.6f\nhash %u\npadding %d\nlongest_first %d\nshared_bytes %zu\nproblem_bytes %zu\n", sqrt(error / norm), hash, padding, longest_first, sizeof(RaggedStorage<P>), sizeof problem);
     return 0;
 }
 int main(int count, char** words) {
