@@ -77,7 +77,7 @@ __device__ __forceinline__ void prefetch(const TensorMap& map) {
 __device__ __forceinline__ void wait_for_turn(int consumer) { synchronize(2 + consumer, 256); }
 template <int CONSUMERS> __device__ __forceinline__ void pass_turn(int consumer) {
     const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
-    asm volatile("bar.arrive %0, 256;" ::"r"(2 + next) : "memory");
+    arrive_by_name(2 + next, 256);
 }
 
 // Where a chunk of eight elements lies in a tile of so many rows, as wgmma reads it.

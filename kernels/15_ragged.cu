@@ -193,9 +193,8 @@ struct RaggedJob {
 // A consumer without a job in a pass finds out only by looking at the passes behind it. Meanwhile it may hold a stage, or others
 // wait for its turns, so that passes are taken until each consumer has got a job: one more than there are consumers.
 template <typename P> constexpr int SLOTS = P::CONSUMERS + 1;
-// The named barrier of both warps that load pages, and an arrival that doesn't wait.
+// The named barrier of both warps that load pages.
 constexpr int PASS_BARRIER = 15;
-__device__ __forceinline__ void arrive_at_passes() { asm volatile("bar.arrive %0, 64;" ::"n"(PASS_BARRIER) : "memory"); }
 
 template <typename P> struct RaggedStorage : SharedStorage<P, RaggedJob> {
     Pass passes[SLOTS<P>];
@@ -251,8 +250,8 @@ __device__ __forceinline__ bool take_pass(RaggedStorage<P>& smem, const RaggedPr
     return open;
 }
 
-// A pass is taken in 2,000 cycles, in which the thread that loads K and V would be late: 4 to 9 % of the time at 1,024 to 2,048 keys.
-// So another thread does that, where a warp has nothing else to do. In a warp whose other threads wait, it would be later still.
+// A pass is taken in 2,000 cycles, in which the thread that loads K and V would be late. So another thread takes passes, where a
+// warp has nothing else to do. In a warp whose other threads wait, it would be later still.
 template <typename P, int BOX> constexpr bool APART = P::CONSUMERS == 2 && BOX == 0;
 
 template <typename P, bool CAUSAL>
@@ -431,7 +430,7 @@ __device__ __forceinline__ void load_pages(RaggedStorage<P>& smem, const PagedPr
                 next = look_up_first(smem.passes[(round + 1) % SLOTS<P>]);
             state.advance();
         }
-        if (values) arrive_at_passes();
+        if (values) arrive_by_name(PASS_BARRIER, 64);
     }
 }
 

@@ -45,9 +45,7 @@ template <bool CAUSAL, int KEYS> struct WorkTile {
 
 // Consumers issue their products in turn, so that one's softmax falls into the other's products.
 __device__ __forceinline__ void ping_pong_wait(int consumer) { synchronize(3 + consumer, 256); }
-__device__ __forceinline__ void ping_pong_signal(int consumer) {
-    asm volatile("bar.arrive %0, 256;" ::"r"(3 + (consumer ^ 1)) : "memory");
-}
+__device__ __forceinline__ void ping_pong_signal(int consumer) { arrive_by_name(3 + (consumer ^ 1), 256); }
 
 // q, k, v, o: maps of (heads, seq_len, D)
 template <typename T, int D, bool CAUSAL, int KEYS, int STAGES>

@@ -129,6 +129,10 @@ template <int REGISTERS> __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ void synchronize(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// The same without a wait.
+__device__ __forceinline__ void arrive_by_name(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 // wgmma ---------------------------------------------------------------------------------------------------------------
 

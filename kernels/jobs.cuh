@@ -191,7 +191,7 @@ __device__ __forceinline__ bool never(float scale, int place = 0) { return __flo
 __device__ __forceinline__ void ping_pong_wait(int consumer) { synchronize(5 + consumer, 256); }
 template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int consumer) {
     const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
-    asm volatile("bar.arrive %0, 256;" ::"r"(5 + next) : "memory");
+    arrive_by_name(5 + next, 256);
 }
 
 // Which passes a CTA takes: CTAs take one each, round by round. Heads that share K and V and have one block of queries each
