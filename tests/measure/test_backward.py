@@ -2,14 +2,13 @@
 
 import ctypes
 import re
-import shutil
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from backward import Plan
+from emulation import MEMORY, OF_CTA, program
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -19,8 +18,6 @@ from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.measuring.subjects.oracle import composed, gradients, masked, of_each_head
 from attnlab.study import ladder
 
-EMULATED = Path(__file__).parent / "emulated"
-INLINED = "    extern __shared__ __align__(1024) unsigned char memory[];"
 # Lengths that end within a tile, groups, keys before the first query, heads in 2 rounds, more CTAs than tiles.
 PLANS = [
     Plan(heads, group, queries, keys, causal, paired, grid)
@@ -121,21 +118,15 @@ def test_it_compiles_without_spills_or_products_one_after_the_other(tiling):
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
-    """The kernel compiled for this machine's CPU; emulated.h replaces the parts that only a GPU has."""
-    compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
-    if not compiler:
-        pytest.skip("there is no g++")
+    folder = tmp_path_factory.mktemp("emulated")
     stage = re.search(r"^template.* struct Stage \{.*?^\};", (paths.kernels() / "hopper.cuh").read_text(), re.M | re.S)
     included = f'#include "emulated.h"\n{stage[0]}'
     header = (paths.kernels() / "backward.cuh").read_text().replace('#include "hopper.cuh"', included)
     (folder / "backward.cuh").write_text(header[: header.index("// wgmma ---")])
     source = (paths.kernels() / backward.SOURCE).read_text()
-    assert INLINED in source
-    source = source.replace(INLINED, "    unsigned char* const memory = emu::current->cta->memory;")
-    (folder / backward.SOURCE).write_text(source)
-    options = ("-O1", "-std=c++17", "-w", f"-I{folder}", f"-I{EMULATED}")
-    subprocess.run([compiler, *options, EMULATED / "backward.cpp", "-o", folder / "backward"], check=True, timeout=300)
-    return folder / "backward"
+    assert MEMORY in source
+    (folder / backward.SOURCE).write_text(source.replace(MEMORY, OF_CTA))
+    return program(folder, "backward")
 
 
 @pytest.mark.parametrize(

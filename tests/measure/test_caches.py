@@ -6,10 +6,10 @@ import shutil
 import subprocess
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
+from emulation import MEMORY, OF_CTA, program
 
 import attnlab
 from attnlab.base import paths
@@ -19,8 +19,6 @@ from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.serving import attend, ragged
 from attnlab.study import ladder
 
-EMULATED = Path(__file__).parent / "emulated"
-MEMORY = "    extern __shared__ __align__(1024) unsigned char memory[];"
 BARRIERS = "__shared__ unsigned long long barriers[2][R::PIECES];"
 TILES = "memory + 2 * D * (ROWS + 2 * STAGES * KEYS)"
 BEHIND = f"auto* const barriers = reinterpret_cast<unsigned long long (*)[R::PIECES]>({TILES});"
@@ -33,24 +31,16 @@ CUTS = (
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
-    """The kernel compiled for this machine's CPU; emulated.h replaces the parts that only a GPU has."""
-    compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("emulated")
-    if not compiler:
-        pytest.skip("there is no g++")
+    folder = tmp_path_factory.mktemp("emulated")
     source = (paths.kernels() / "12_few.cu").read_text().replace('#include "jobs.cuh"', "")
     for begin, end in CUTS:
         source = source[: source.index(begin)] + source[source.index(end) :]
-    for inlined, emulated in (
-        (MEMORY, "    unsigned char* const memory = emu::current->cta->memory;"),
-        (BARRIERS, BEHIND),
-    ):
+    for inlined, emulated in ((MEMORY, OF_CTA), (BARRIERS, BEHIND)):
         assert inlined in source
         source = source.replace(inlined, emulated)
     (folder / "12_few.cu").write_text(re.sub(r"asm volatile\([^;]*\);", "", source))
     shutil.copy(paths.kernels() / "17_caches.cu", folder)
-    options = ("-O1", "-std=c++17", "-w", f"-I{folder}", f"-I{EMULATED}")
-    subprocess.run([compiler, *options, EMULATED / "caches.cpp", "-o", folder / "caches"], check=True, timeout=300)
-    return folder / "caches"
+    return program(folder, "caches")
 
 
 @pytest.mark.parametrize(

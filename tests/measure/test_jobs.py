@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 import torch
-from test_ragged import compiled
+from emulation import jobs_program
 
 from attnlab.measuring.kernels import problem
 from attnlab.study import ladder
@@ -27,12 +27,12 @@ PROBLEMS, L2_BYTES = 6, 60 * 2**20
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("emulated"), "lazy", "8_jobs.cu", "11_lazy.cu")
+    return jobs_program(tmp_path_factory.mktemp("emulated"), "lazy", "8_jobs.cu", "11_lazy.cu")
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("narrow"), "lazy", "8_jobs.cu", "11_lazy.cu", narrow=True)
+    return jobs_program(tmp_path_factory.mktemp("narrow"), "lazy", "8_jobs.cu", "11_lazy.cu", narrow=True)
 
 
 def drawn(tile, causal, seed):
