@@ -14,7 +14,7 @@
 //         Where a pass has fewer blocks of 64 queries than the CTA has consumers, they take turns, so that passes of one block each
 //         keep all of them busy. Heads that share K and V and have one block each are blocks of one pass, as in rung 11.
 //         K and V may be in pages of a multiple of 16 keys: a warp for K and one for V then look pages up, a tile ahead, and
-//         load boxes that don't cross one, by the same maps. Under the mask at D = 128 pages have another tile (`first_in_pages`).
+//         load boxes that don't cross one, by the same maps.
 //         A query that sees no key gives 0: its block takes one tile, all of it masked.
 // Gained  in run h200-2026-11-30-ragged-2, of an earlier kernel, over flash-attn-4 by the slowest and fastest values: 1.12 to 1.39x
 //         at 32 sequences of 73 to 1,886 tokens (D = 128, bf16), 1.45 to 1.75x at 64 of 10 to 2,048 (D = 64, fp16).

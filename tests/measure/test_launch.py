@@ -336,17 +336,6 @@ def test_a_table_of_pages_is_passed_as_it_lies_on_the_device(ragged):
         launch.of_lengths(q, k, k, None, None, table[:, 1:])
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "causal", "name"), [(64, True, "three"), (128, False, "two"), (128, True, "two_masked")]
-)
-def test_prompts_in_pages_take_the_tile_that_is_first_there(monkeypatch, head_dim, causal, name):
-    kernel, q = rungs.of(ladder.rung(rungs.RAGGED)), torch.zeros(2, 3, 64, head_dim).half()
-    monkeypatch.setattr(rungs, "_served", lambda rung, *_: ("float16", rung.tiles_for(head_dim, 64, causal)[0]))
-    monkeypatch.setattr(kernel, "_ready", lambda dtype, tile, *_: tile)
-    monkeypatch.setattr(kernel, "_keep", lambda key, tile: tile)
-    assert kernel.paged(q, q, q, 5, causal, None).name == name
-
-
 @pytest.mark.parametrize(("q", "strides"), VIEWS.values(), ids=VIEWS)
 def test_padded_sequences_are_listed_first_and_then_computed(ragged, q, strides):
     made, seen = ragged

@@ -169,8 +169,6 @@ class Kernel(Launcher):
         if not pages or k.shape[2] % PAGE or any(map(maps.refusal, (q, k, v))):
             raise Unsupported(f"{self.rung.name} takes pages of {PAGE} keys or a multiple, in rows of 16 bytes")
         dtype, tile = _served(self.rung, q[:1], k[:1], v[:1], causal, scale)
-        tiles = self.rung.tiles_for(tile.head_dim, k.shape[2], causal)
-        tile = next((each for each in tiles if each.first_in_pages), tile)
         return self._keep(key, self._ready(dtype, tile, q, k, v, causal, scale, pages))
 
     def _ready(
