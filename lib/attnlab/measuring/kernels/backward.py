@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import operator
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -81,12 +82,12 @@ INSTANCES = {instance.head_dim: instance for instance in (Tiling(64, 128, 2), Ti
 class Gradients(ctypes.Structure):
     """The problem as kernels/backward.cuh declares it. Its addresses are those of one call."""
 
-    _GIVEN = ("out", "dout", "lse", "dq")
     _WORKSPACE = ("negated", "delta", "sums", "turns", "parts", "order")
     _COUNTS = ("batch", "heads", "kv_heads", "group", "queries", "keys", "earlier", "tiles", "all_tiles", "blocks")
     _SCHEDULE = ("tasks", "all_tasks", "steps", "patterns", "paired", "in_a_row")
+    ADDRESSES = ("out", "dout", "lse", "dq", *_WORKSPACE)
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*_GIVEN, *_WORKSPACE)),
+        *((name, ctypes.c_void_p) for name in ADDRESSES),
         *((name, Strides) for name in ("out_at", "dout_at", "dq_at")),
         *((name, ctypes.c_int) for name in (*_COUNTS, *_SCHEDULE)),
         ("scale", ctypes.c_float),
@@ -150,15 +151,25 @@ class _Own(Parameters):
 
 
 class _Launches:
-    """The 3 launches for tensors of one layout, on the current device."""
+    """The 3 launches for tensors of one layout, on the current device.
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, scale: float) -> None:
+    The problem's strides and the places in its workspace are those of the layout. Its addresses are those of one call.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, causal: bool, scale: float) -> None:
         device, instance = torch.cuda.get_device_properties(q.device), INSTANCES[q.shape[3]]
         ctas, rows = device.multi_processor_count, instance.rows
         self.problem = problem = Gradients.of(q, k, causal, scale, rows, ctas)
         grid = problem.grid(ctas)
         functions = _compiled(str(q.dtype).removeprefix("torch."), instance, causal, q.get_device())
-        self.sizes = problem.workspace(instance.head_dim, rows)
+        problem.out_at, problem.dout_at, problem.dq_at = (
+            Strides(*tensor.stride()[:3]) for tensor in (out, dout, torch.empty_like(q, device="meta"))
+        )
+        self.places, self.bytes = list[int](), 0
+        for size in problem.workspace(instance.head_dim, rows).values():
+            self.places.append(self.bytes)
+            self.bytes += -(-size // ALIGNMENT) * ALIGNMENT
+        self.addresses = (ctypes.c_uint64 * len(Gradients.ADDRESSES)).from_buffer(problem)
         heads, of_head = problem.batch * problem.heads, problem.tiles * rows
         row_ctas = heads * of_head // (OTHER_THREADS // (instance.head_dim // 8))
         before = row_ctas + -(-max(problem.all_tasks, problem.all_steps) // OTHER_THREADS)
@@ -176,22 +187,17 @@ class _Launches:
         self.kernels = [(function, *its) for function, its in zip(functions, stated, strict=False)]
         self.lock = threading.Lock()
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Launch them on torch's current stream."""
         dq, dk, dv = outputs.like(q), outputs.like(k), outputs.like(v)
-        ends = 0
         # Held until all are launched: nobody else on this stream gets its memory before.
-        workspace = torch.empty(
-            sum(self.sizes.values()) + ALIGNMENT * len(self.sizes), dtype=torch.uint8, device=q.device
-        )
+        workspace = torch.empty(self.bytes, dtype=torch.uint8, device=q.device)
+        begin = workspace.data_ptr()
+        given = [tensor.data_ptr() for tensor in (out, dout, lse, dq)]
         with self.lock:  # the parameters are one call's until its last launch
-            for name, size in self.sizes.items():
-                setattr(self.problem, name, workspace.data_ptr() + ends)
-                ends += -(-size // ALIGNMENT) * ALIGNMENT
-            for name, tensor in (("out", out), ("dout", dout), ("lse", lse), ("dq", dq)):
-                setattr(self.problem, name, tensor.data_ptr())
-            for name, tensor in (("out_at", out), ("dout_at", dout), ("dq_at", dq)):
-                setattr(self.problem, name, Strides(*tensor.stride()[:3]))
+            self.addresses[:] = [*given, *(begin + place for place in self.places)]
             self.maps.point(tuple(tensor.data_ptr() for tensor in (q, k, v, dout, dk, dv)))
             stream = torch._C._cuda_getCurrentRawStream(q.get_device())
             for function, config, parameters in self.kernels:
@@ -224,19 +230,30 @@ def backward(
         Unsupported: other tensors, another device than a Hopper GPU, or CuPy is missing.
         Broken: the kernels don't compile, or the driver refuses to launch them.
     """
-    if refused := unserved(q, k, v, causal, scale) or _refused(q, out, lse, dout):
-        raise Unsupported(f"the backward kernel {refused}")
-    q, k, v, out, dout = map(_mappable, (q, k, v, out, dout))  # the gradient of a sum has strides of 0
-    device = q.get_device()
-    with torch.cuda.device(device):
-        tensors = (q, k, v, dout)
-        key = (*((x.shape, x.stride(), x.dtype) for x in tensors), causal, scale, device)
-        if key not in _PREPARED:
-            if len(_PREPARED) >= rungs.KEPT:
-                _PREPARED.clear()
+    given = (q, k, v, out, dout, lse)
+    key = (*((x.shape, x.stride(), x.dtype, x.get_device()) for x in given), causal, scale)
+    launches = _PREPARED.get(key)
+    if launches is None:
+        if refused := unserved(q, k, v, causal, scale) or _refused(q, out, lse, dout):
+            raise Unsupported(f"the backward kernel {refused}")
+        if not any(map(maps.refusal, given[:5])) and lse.is_contiguous():
             factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-            _PREPARED[key] = _Launches(*tensors, causal, factor)
-        return _PREPARED[key](q, k, v, out, lse.contiguous(), dout)  # type: ignore[return-value]
+            with torch.cuda.device(q.device):
+                launches = _kept(key, _Launches(q, k, v, out, dout, causal, factor))
+    if launches is None or any(x.data_ptr() % maps.ALIGNMENT for x in given[:5]):  # a sum's gradient has strides of 0
+        q, k, v, out, dout = map(_mappable, given[:5])
+        return backward(q, k, v, out, lse.contiguous(), dout, causal, scale)
+    if torch._C._cuda_getDevice() == q.get_device():
+        return launches(q, k, v, out, lse, dout)
+    with torch.cuda.device(q.device):
+        return launches(q, k, v, out, lse, dout)
+
+
+def _kept(key: Hashable, launches: _Launches) -> _Launches:
+    if len(_PREPARED) >= rungs.KEPT:
+        _PREPARED.clear()
+    _PREPARED[key] = launches
+    return launches
 
 
 class LogSums(ctypes.Structure):
@@ -261,13 +278,15 @@ class SumsLaunch(Launch):
         addresses = [tensor.data_ptr() for tensor in (q, k, v)]
         if any(address % maps.ALIGNMENT for address in addresses):
             raise Unsupported(maps.MISALIGNED)
-        with torch.cuda.device(self.device):
-            output, sums = outputs.like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-            parameters = getattr(self._own, "parameters", None) or self._of_this_thread()
-            parameters.point((*addresses, output.data_ptr()))
-            parameters.sums.at, parameters.sums.heads, parameters.sums.rows = sums.data_ptr(), *q.shape[1:3]
-            stream = torch._C._cuda_getCurrentRawStream(self.device)
-            (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self.with_sums(q, k, v)
+        output, sums = outputs.like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        parameters = getattr(self._own, "parameters", None) or self._of_this_thread()
+        parameters.point((*addresses, output.data_ptr()))
+        parameters.sums.at, parameters.sums.heads, parameters.sums.rows = sums.data_ptr(), *q.shape[1:3]
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
         if error != self._success:
             raise self.failed(error.name)
         return output, sums
@@ -285,10 +304,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
     Raises:
         Unsupported: `kernel.lazy` doesn't serve such tensors.
     """
-    q, k, v = map(_mappable, (q, k, v))
-    prepared = _forward_kernel().prepared(q, k, v, causal, scale).launch
-    assert isinstance(prepared, SumsLaunch)
-    return prepared.with_sums(q, k, v)
+    try:
+        launch: Any = _forward_kernel().prepared(q, k, v, causal, scale).launch
+        found: tuple[Tensor, Tensor] = launch.with_sums(q, k, v)
+    except Unsupported:
+        given = (q, k, v)
+        q, k, v = map(_mappable, given)
+        if all(map(operator.is_, (q, k, v), given)):
+            raise
+        return forward(q, k, v, causal, scale)
+    return found
 
 
 @cache
