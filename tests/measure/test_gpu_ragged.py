@@ -74,11 +74,14 @@ def test_each_sequence_passes_the_gate_packed_and_padded(name, head_dim, dtype, 
     padded = [torch.nn.utils.rnn.pad_sequence(each, True, torch.nan).transpose(1, 2) for each in parts]
     lens = dict(zip(("q_lens", "kv_lens"), (torch.tensor(own, device=GPU) for own in lengths), strict=True))
     others = attnlab.attend(*padded, causal=causal, **lens)
+    caches = causal and head_dim == 128 and padded[1].shape[2] > padded[0].shape[2]  # these have a tile of their own
     for number, (own, each) in enumerate(zip(outputs, zip(*parts, strict=True), strict=True)):
         if number % 5 < 4 and len(own) and (len(lengths[0]) < 100 or number < 40):
             words = f"sequence {number}, {len(own)} queries, {len(each[1])} keys"
             require_right(own, each, causal, words)
-            assert torch.equal(others[number, :, : len(own)].transpose(0, 1), own), words
+            other = others[number, :, : len(own)].transpose(0, 1)
+            require_right(other, each, causal, f"{words}, padded")
+            assert caches or torch.equal(other, own), words
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -97,7 +100,8 @@ def test_prompts_over_pages_have_the_bits_of_the_same_tile_over_the_keys_in_them
     both = torch.stack([cache.transpose(1, 2) for cache in pages], 1)  # K and V of a page next to each other
     joined = [both[:, i].transpose(1, 2) for i in range(2)]
     rung = ragged.kernel().rung
-    tile = rung.tiles_for(head_dim, page, causal)[0]
+    tiles = rung.tiles_for(head_dim, page, causal)
+    tile = next((tile for tile in tiles if tile.for_caches), tiles[0])
     launch = rungs.kernel(rung, tile).prepared(q, k, v, causal, None).launch
     for counts in (q_lens, None):
         right = launch.of_lengths(q, k, v, lens, counts)

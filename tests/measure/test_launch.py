@@ -336,6 +336,23 @@ def test_a_table_of_pages_is_passed_as_it_lies_on_the_device(ragged):
         launch.of_lengths(q, k, k, None, None, table[:, 1:])
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "prompts", "caches"),
+    [(64, True, "three", "three"), (128, False, "two", "two"), (128, True, "three", "two")],
+)
+def test_chunks_of_prompts_over_caches_have_a_tile_of_their_own(monkeypatch, head_dim, causal, prompts, caches):
+    kernel, q = rungs.of(ladder.rung(rungs.RAGGED)), torch.zeros(2, 3, 64, head_dim).half()
+    monkeypatch.setattr(rungs, "_served", lambda rung, *_: ("float16", rung.tiles_for(head_dim, 64, causal)[0]))
+    monkeypatch.setattr(kernel, "_ready", lambda dtype, tile, *_: tile)
+    monkeypatch.setattr(kernel, "_keep", lambda key, tile: tile)
+    longer = torch.zeros(2, 3, 65, head_dim).half()
+    assert {kernel.prepare(q, q, q, causal, None).name, kernel.packed(q, longer, longer, causal, None).name} == {
+        prompts
+    }
+    found = kernel.prepare(q, longer, longer, causal, None), kernel.paged(q, q, q, 5, causal, None)
+    assert {tile.name for tile in found} == {caches}
+
+
 @pytest.mark.parametrize(("q", "strides"), VIEWS.values(), ids=VIEWS)
 def test_padded_sequences_are_listed_first_and_then_computed(ragged, q, strides):
     made, seen = ragged
@@ -377,7 +394,8 @@ def test_packed_sequences_of_any_number_are_launched_by_one_preparation(ragged):
 
 def test_packed_sequences_are_prepared_once_for_any_number_of_tokens(monkeypatch):
     made, kernel = [], rungs.Kernel(ladder.rung("kernel.ragged"))
-    monkeypatch.setattr(kernel, "prepare", lambda *given: made.append(given) or len(made))
+    monkeypatch.setattr(rungs, "_served", lambda rung, *_: ("float16", rung.tiles[0]))
+    monkeypatch.setattr(kernel, "_ready", lambda *given: made.append(given) or len(made))
     for tokens, expected in ((700, 1), (900, 1), (1, 2)):  # the stride of one row says nothing
         q = torch.zeros(tokens, 2, 64).half().unsqueeze(0).transpose(1, 2)
         assert kernel.packed(q, q, q, True, None) == expected

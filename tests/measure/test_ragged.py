@@ -42,6 +42,7 @@ EXTREMES = [130, 250, 64, 300, 1, 0, 5, 17, 0, 90, 200, 200]
     ("head_dim", "causal", "tile_keys", "rise", "boxes", "kv_heads", "group", "keys", "grid", "lengths"),
     [
         (128, 0, 128, 0, {0: 0, 16: 16, 128: 256}, 1, 2, 512, 3, EXTREMES),
+        (128, 1, 64, 60, {0: 0}, 2, 1, 384, 2, EXTREMES),
         (128, 1, 128, -60, {0: 0, 16: 48, 128: 128}, 2, 1, 384, 2, EXTREMES),
         (128, 1, 128, 40, {0: 0, 16: 16}, 1, 1, 512, 2, [64, 291, 200, 500]),  # a tile of P is rescaled in bf16
         (64, 0, 128, 0, {0: 0}, 2, 2, 320, 2, EXTREMES),  # incomplete passes are listed apart

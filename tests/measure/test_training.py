@@ -186,8 +186,10 @@ def test_five_tensors_are_kept_and_flops_are_counted(ran):
 
 
 Q = Shape(2, 4, 512, 64, dtype="float16")
+SERVED = [{"head_dim": 128, "dtype": "bfloat16", "causal": True}, {"kv_heads": 1}, {"batch": 1024, "seq_len": 128}]
 UNSERVED = [
     *({"seq_len": 511}, {"kv_len": 511}, {"head_dim": 256}, {"dtype": "float32"}, {"scale": 1e4}, {"batch": 2**15}),
+    *({"batch": 1024, "seq_len": 127, "kv_len": 128}, {"batch": 8192, "seq_len": 63, "kv_len": 128}),
     {"seq_len": 2**22 + 1, "kv_len": 2**22 + 1},
 ]
 
@@ -196,7 +198,7 @@ UNSERVED = [
     ("changes", "ready", "served"),
     [
         *(({}, ready, ready) for ready in (False, True)),
-        *((more, True, True) for more in ({"head_dim": 128, "dtype": "bfloat16", "causal": True}, {"kv_heads": 1})),
+        *((more, True, True) for more in SERVED),
         *((more, True, False) for more in UNSERVED),
     ],
     ids=str,

@@ -453,7 +453,7 @@ def pages() -> None:
         print(f"pages of {size}", flush=True)
         pages_k, pages_v, table = in_pages(k, v, size)
         output = attnlab.attend(q, pages_k, pages_v, True, kv_lens=lens, block_table=table)
-        wrong += not torch.equal(right[tiles[0].name], output)
+        wrong += not any(torch.equal(right[tile.name], output) for tile in tiles if tile.for_caches)
         for name, kernel in kernels.items():
             launch: Any = kernel.paged(q, pages_k, pages_v, table.shape[1], True, None).launch
             call = partial(launch.of_lengths, q, pages_k, pages_v, lens, None, table)

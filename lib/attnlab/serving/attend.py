@@ -78,7 +78,8 @@ def attend(
             not checked, since the host would have to wait: with an invalid one a kernel fails, or reads other memory.
             Pages of a multiple of 16 keys are read in place, by `kernel.caches` for up to 128 queries and by
             `kernel.ragged` for more or with `q_lens`. Other pages are copied first, and so may be pages whose stride
-            is no multiple of that of keys.
+            is no multiple of that of keys. Under the mask at D = 128 pages, and k and v with more rows than q, have
+            another tile of `kernel.ragged` than prompts, so bits may differ.
 
     Raises:
         TypeError: q, k or v is not a tensor.

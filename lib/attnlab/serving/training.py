@@ -18,11 +18,16 @@ from attnlab.serving.operator import define, laid_out, of_each_head
 
 SHORTEST = 512
 """The fewest queries, and keys, for which both passes are faster than SDPA's at all measured shapes."""
+SHORTEST_OF_MANY, MANY = 64, 2**32
+"""The same where queries of all heads times keys times head_dim are `MANY`: the GPU then takes longer than the host."""
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
     """Whether `attention` takes such tensors, with any strides and addresses. torch.compile traces this."""
-    if q.device.type != "cuda" or q.ndim != 4 or k.ndim != 4 or q.shape[2] < SHORTEST or k.shape[2] < SHORTEST:
+    if q.device.type != "cuda" or q.ndim != 4 or k.ndim != 4:
+        return False
+    shortest = SHORTEST_OF_MANY if q.numel() * k.shape[2] >= MANY else SHORTEST
+    if q.shape[2] < shortest or k.shape[2] < shortest:
         return False
     return _is_ready(q.device.index) and not backward.unserved(q, k, v, causal, scale)
 

@@ -66,6 +66,7 @@ class Tile(BaseModel):
         name: distinguishes it from the kernel's other tiles for this head_dim; may be empty if there are none.
         shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
         masks: the masks that it serves.
+        for_caches: whether it runs in place of earlier tiles where K and V are in pages, or have more rows than Q.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -80,6 +81,7 @@ class Tile(BaseModel):
     shortest: Size = 1
     longest: Count = 0
     masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
+    for_caches: bool = False
 
     @field_serializer("template")
     def _values(self, template: dict[str, int]) -> list[int]:

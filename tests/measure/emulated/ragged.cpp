@@ -82,6 +82,7 @@ int main(int count, char** words) {
 #define CASE(D, CAUSAL, KEYS, STAGES, CONSUMERS, PING_PONG, BOX) \
     if (n[0] == D && n[1] == CAUSAL && n[2] == BOX && n[10] == KEYS) return test<D, CAUSAL, KEYS, STAGES, CONSUMERS, PING_PONG, BOX>(n, lengths);
     CASE(128, false, 128, 2, 2, 1, 0) CASE(128, false, 128, 2, 2, 1, 16) CASE(128, false, 128, 2, 2, 1, 128)
+    CASE(128, true, 64, 3, 3, 0, 0)
     CASE(128, true, 128, 2, 2, 1, 0) CASE(128, true, 128, 2, 2, 1, 16) CASE(128, true, 128, 2, 2, 1, 128)
     CASE(64, false, 128, 5, 3, 1, 0) CASE(64, true, 128, 5, 3, 1, 0) CASE(64, true, 128, 5, 3, 1, 16) CASE(64, true, 128, 5, 3, 1, 64)
     return 4;

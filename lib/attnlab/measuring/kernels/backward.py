@@ -230,7 +230,12 @@ def backward(
         Unsupported: other tensors, another device than a Hopper GPU, or CuPy is missing.
         Broken: the kernels don't compile, or the driver refuses to launch them.
     """
-    given = (q, k, v, out, dout, lse)
+    return _of_layout((q, k, v, out, dout, lse), causal, scale)
+
+
+def _of_layout(given: Sequence[Tensor], causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """`backward`, by launches that are made once for a layout of its tensors, or for that of copies of them."""
+    q, k, v, out, dout, lse = given
     key = (*((x.shape, x.stride(), x.dtype, x.get_device()) for x in given), causal, scale)
     launches = _PREPARED.get(key)
     if launches is None:
@@ -241,8 +246,7 @@ def backward(
             with torch.cuda.device(q.device):
                 launches = _kept(key, _Launches(q, k, v, out, dout, causal, factor))
     if launches is None or any(x.data_ptr() % maps.ALIGNMENT for x in given[:5]):  # a sum's gradient has strides of 0
-        q, k, v, out, dout = map(_mappable, given[:5])
-        return backward(q, k, v, out, lse.contiguous(), dout, causal, scale)
+        return _of_layout((*map(_mappable, given[:5]), lse.contiguous()), causal, scale)
     if torch._C._cuda_getDevice() == q.get_device():
         return launches(q, k, v, out, lse, dout)
     with torch.cuda.device(q.device):

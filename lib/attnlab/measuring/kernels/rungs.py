@@ -150,7 +150,15 @@ class Kernel(Launcher):
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         dtype, tile = _served(self.rung, q, k, v, causal, scale)
+        if k.shape[2] > q.shape[2]:
+            tile = self._for_caches(tile, causal)
         return self._ready(dtype, tile, q, k, v, causal, scale)
+
+    def _for_caches(self, tile: Tile, causal: bool) -> Tile:
+        same = (
+            each for each in self.rung.tiles if each.head_dim == tile.head_dim and ladder.MASKS[causal] in each.masks
+        )
+        return next((each for each in same if each.for_caches), tile)
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         """The launch for packed sequences ``(1, heads, tokens, head_dim)``, made once for any number of tokens."""
@@ -158,8 +166,9 @@ class Kernel(Launcher):
         # O is in the order of Q: the distance between its heads may depend on the number of tokens.
         apart = q.shape[2] if q.stride(1) > q.stride(2) else 0
         key = (*shapes, apart, q.dtype, k.dtype, v.dtype, *map(Tensor.get_device, (q, k, v)), causal, scale)
-        found = self._prepared.get(key)
-        return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
+        if (found := self._prepared.get(key)) is not None:
+            return found
+        return self._keep(key, self._ready(*_served(self.rung, q, k, v, causal, scale), q, k, v, causal, scale))
 
     def paged(self, q: Tensor, k: Tensor, v: Tensor, pages: int, causal: bool, scale: float | None) -> Prepared:
         """The launch for K and V ``(all pages, kv_heads, page_size, head_dim)``, `pages` a sequence, made once."""
@@ -169,7 +178,7 @@ class Kernel(Launcher):
         if not pages or k.shape[2] % PAGE or any(map(maps.refusal, (q, k, v))):
             raise Unsupported(f"{self.rung.name} takes pages of {PAGE} keys or a multiple, in rows of 16 bytes")
         dtype, tile = _served(self.rung, q[:1], k[:1], v[:1], causal, scale)
-        return self._keep(key, self._ready(dtype, tile, q, k, v, causal, scale, pages))
+        return self._keep(key, self._ready(dtype, self._for_caches(tile, causal), q, k, v, causal, scale, pages))
 
     def _ready(
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, pages: int = 0
