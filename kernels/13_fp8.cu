@@ -7,11 +7,11 @@
 //         A consumer computes scores, exponentials and the product with V one after the other, so that scores and that product
 //         don't need registers at once; the other consumers fill the gaps. O leaves in fp16, bf16, or e4m3 over a scale that is
 //         given: what exceeds 448 of these is 448.
-// Gained  in h200-2026-11-28-fp8, over kernel.best in 16 bits: 1.21x at (4, 16, 4096, 128), 1.26x under the mask, 1.17x and 1.24x at
-//         16,384 keys, where 1.16x was expected; 1.14x where scores rise. At D = 64 1.04x at 2048 keys and 1.06x at 8192, 0.9x from
-//         1024 keys down. With what quantises it pays at 4096 keys without the mask, 1.03x, but 0.98x where scores rise, and at
-//         16,384, 1.10x and 1.12x. cuDNN's FP8 takes 0.96 of its time at the first, 1.04 under the mask, and 1.1 to 1.3 times as
-//         long at D = 64, with up to 21 times the error where V has a mean.
+// Gained  in h200-2026-12-01-fp8, over kernel.best in 16 bits: 1.18x at (4, 16, 4096, 128), 1.23x under the mask, 1.16x and 1.14x at
+//         16,384 keys, where 1.16x was expected; 1.10x where scores rise. At D = 64 1.01x at 2048 keys and 1.05x at 8192, 0.9x from
+//         1024 keys down. With what quantises it takes as long at 4096 keys without the mask, 1.06x as long where scores rise, and
+//         pays at 16,384, 1.10x and 1.05x. cuDNN's FP8 takes 0.96 of its time at the first, 1.03 under the mask, 0.99 and 0.98 at
+//         16,384, 0.91 where scores rise, and 1.1 to 1.3 times as long at D = 64, with up to 21 times the error where V has a mean.
 // Limits  one product at a time, whose latency only other consumers hide: by the counters no unit is busy for more than half of the
 //         time at D = 128 (tensor cores 46 %, exponentials 47 %); at D = 64 exponentials are, for 69 %.
 //         e4m3 holds 18 powers of two: a probability below 2^-18 of the largest is 0, and below 2^-14 it has fewer bits.

@@ -8,7 +8,7 @@
 run = "h200-2026-11-28-main"  # a run in data/
 layouts = "h200-2026-11-28-backends"  # runs of the same device: other layouts, dtypes and directions;
 decode = "h200-2026-11-28-decode"  # few queries over many keys;
-fp8 = "h200-2026-11-28-fp8"  # kernels in FP8
+fp8 = "h200-2026-12-01-fp8"  # kernels in FP8
 sample = None  # a run of the study `drawn`; None: the published run's
 training = None  # a run of the study `training`; None: the published run's, if it is in data/
 ragged = None  # a run of the study `ragged`; likewise
@@ -145,7 +145,7 @@ if sample:
 # them as nested tensors (`sdpa.auto`), padded under a mask, or in a call for each.
 
 # %%
-published = {"training": "h200-2026-11-30-training-3", "ragged": "h200-2026-11-30-ragged-2"}
+published = {"training": "h200-2026-11-30-training-3", "ragged": "h200-2026-12-01-ragged"}
 is_here = {name: run == "h200-2026-11-28-main" and (al.paths.data() / name).is_dir() for name in published.values()}
 named = {study: own or (name if is_here[name] else "") for own, (study, name) in zip((training, ragged), published.items())}
 print(", ".join(f"{study}: {name or 'no run'}" for study, name in named.items()))

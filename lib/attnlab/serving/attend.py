@@ -43,8 +43,9 @@ def attend(
     ``attnlab::attention``, or ``attnlab::attention_of_lengths`` with `kv_lens`.
 
     If gradients are needed, the table is not used. On a Hopper GPU our kernels compute both passes in float16 and
-    bfloat16. This needs a head_dim of 64 or 128, at least 512 queries and keys, and no `kv_lens`; otherwise SDPA is
-    called. Our gradients are bitwise reproducible. PyTorch's operations compute those that are differentiated again.
+    bfloat16. This needs a head_dim of 64 or 128, at least 512 queries and keys, or 64 in large batches, and no
+    `kv_lens`; otherwise SDPA is called. Our gradients are bitwise reproducible. PyTorch's operations compute those
+    that are differentiated again.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
