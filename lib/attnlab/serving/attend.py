@@ -103,8 +103,7 @@ def attend(
         if not alike or context.asks_for_sdpa() or context.is_transformed():
             return sdpa.sdpa(q, k, v, causal, scale)
         # Cast in the graph: PyTorch 2.11 reuses a graph that was compiled under another autocast dtype.
-        output: Tensor = torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
-        return output
+        return torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
     found = again(q, k, v, causal, scale) if not autotune or calls.last.settled else None
     if found is None and _is_watched(q, k, v):
         found = torch.ops.attnlab.attention(q, k, v, causal, scale)
@@ -185,8 +184,7 @@ def _of_lengths(
         return ragged.masked(q, *ragged.gathered(k, v, block_table), kv_lens, causal, scale, q_lens)
     if is_compiling() or _is_watched(q, k, v):
         q, k, v = context.autocast(q, k, v)
-        output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale, q_lens, block_table)
-        return output
+        return torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale, q_lens, block_table)
     return _of_lengths_forward(q, k, v, kv_lens, causal, scale, q_lens, block_table)
 
 
