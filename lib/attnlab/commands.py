@@ -261,8 +261,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     from attnlab import simulate
 
     _require_checkout()
-    simulate.write(simulate.run(), simulate.path())
-    print(f"wrote {paths.shown(simulate.path())}")
+    print(f"wrote {paths.shown(simulate.write())}")
 
 
 def _require_checkout() -> None:

@@ -41,6 +41,7 @@ SEED = 42
 
 COVERED, RATIO_COVERED = "median covered", "ratio covered"
 WRONG, CLAIMED, EQUIVALENT = "faster or slower", "claimable", "equivalent"
+PATH = paths.REFERENCE / "calibration.csv"
 COLUMNS = ["kind", "replicates", "processes", "measure", "value", "standard_error", "simulations"]
 
 # The scatter of `eager` at some 50 us on an H200, and the distance between medians of its processes there: half of it
@@ -220,10 +221,7 @@ def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIO
     return pd.concat(tables, ignore_index=True)
 
 
-def path() -> Path:
-    """The file of the calibration table, which the report shows."""
-    return paths.REFERENCE / "calibration.csv"
-
-
-def write(table: pd.DataFrame, path: Path) -> None:
-    write_atomically(path, table.to_csv(index=False, float_format="%.4f").encode())
+def write() -> Path:
+    """Simulate, and write the table to the file that the report shows; returns its path."""
+    write_atomically(PATH, run().to_csv(index=False, float_format="%.4f").encode())
+    return PATH
