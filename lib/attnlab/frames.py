@@ -78,13 +78,8 @@ def _passed(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
     """
     if samples.empty or cases.empty:
         return samples.head(0)
-    is_measured = cases["status"] == schema.MEASURED
-    lost = pd.MultiIndex.from_frame(cases.loc[~is_measured, CASE])
-    whole = pd.MultiIndex.from_frame(cases.loc[is_measured, [*CASE, "replicate"]])
-    whole = whole[~whole.droplevel("replicate").isin(lost)]
-    number = _number(samples, [*CASE, "replicate"])
-    first = samples[[*CASE, "replicate"]].groupby(number).head(1)
-    return samples[pd.MultiIndex.from_frame(first).isin(whole)[number]].reset_index(drop=True)
+    is_whole = (cases["status"] == schema.MEASURED).groupby([cases[name] for name in CASE]).transform("all")
+    return samples.merge(cases.loc[is_whole, [*CASE, "replicate"]])
 
 
 def _number(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
