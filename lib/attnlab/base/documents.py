@@ -20,14 +20,9 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def validated(model: type[Model], stated: Any, where: str = "", context: Any = None, advice: str = "") -> Model:
-    """Validate input as a model.
+    """Validate input as a model, whose validators get the `context`.
 
-    Args:
-        where: the source of the input; the error message begins with it and ends with `advice`.
-        context: passed to the model's validators.
-
-    Raises:
-        UserError: a field is invalid; the message is one line.
+    Raises UserError: a field is invalid; the line begins with `where`, the source of the input, and ends with `advice`.
     """
     try:
         return model.model_validate(stated, context=context)

@@ -252,13 +252,9 @@ class Rung(Recorded):
 
 
 def load(folder: Path | None = None) -> tuple[Rung, ...]:
-    """The kernels in order; none if there is no ladder.toml.
+    """The kernels of a folder, by default `paths.kernels`, in order; none if there is no ladder.toml.
 
-    Args:
-        folder: the folder of the kernels; default `paths.kernels`.
-
-    Raises:
-        UserError: ladder.toml is not valid; the message names the kernel and the remedy.
+    Raises UserError: ladder.toml is not valid; the message names the kernel and the remedy.
     """
     folder = folder or paths.kernels()
     path, where = folder / "ladder.toml", paths.shown(folder / "ladder.toml")
@@ -333,11 +329,7 @@ def texts(rung: Rung) -> dict[str, str]:
 def files(source: str, text: str = "") -> dict[str, str]:
     """A source by its file's name, and the headers next to it that it includes, directly or through others.
 
-    Args:
-        text: the source's text, if it is in no file.
-
-    Raises:
-        UserError: one of them is not a text file.
+    If the source is in no file, it is `text`. Raises UserError: one of them is not a text file.
     """
     found = {source: text} if text else {}
     waiting = _INCLUDE.findall(text) if text else [source]
