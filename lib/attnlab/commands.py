@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
             one.add_argument("--run", required=True, help=run)
         return one.add_argument
 
-    option = add("measure", _measure_alone, "measure a study into a new run, or continue a run that was cut off")
+    option = add("measure", _measure, "measure a study into a new run, or continue a run that was cut off")
     option("--run", default="", help="name of a run in data/")
     option("--study", default="", help="a study in studies/, or a path to a YAML file")
     option("--device", default="auto", choices=measurement.DEVICES, help="where to measure")
@@ -123,7 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(options: argparse.Namespace) -> str:
+def _measure(options: argparse.Namespace) -> None:
+    from attnlab import frames
+    from attnlab.tables import statement
+
     stated = options.study
     if options.run and (schema.folder(options.run) / "manifest.json").is_file():
         manifest = read.read_manifest(options.run)
@@ -140,14 +143,7 @@ def _measure(options: argparse.Namespace) -> str:
     where = options.gpus, options.scheduler
     name = measurement.measured(options.run, study, options.device, options.long, *where, stated=stated)
     print(f"recorded {paths.shown(schema.folder(name))}/")
-    return name
-
-
-def _measure_alone(options: argparse.Namespace) -> None:
-    from attnlab import frames
-    from attnlab.tables import statement
-
-    run = frames.load(_measure(options))
+    run = frames.load(name)
     baseline, target = run.manifest["study"]["baseline"], frames.target(run)
     at = run.samples[frames.is_equal(run.samples, target)]
     if baseline not in at["implementation"].unique():
