@@ -55,15 +55,9 @@ def _json(content: Any) -> str:
 
 
 def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -> Model:
-    """Read a model from a file.
+    """Read a model from a file, which messages call a `kind` that `command` writes, such as ``dispatch table``.
 
-    Args:
-        kind: a noun for the content of the file, such as ``dispatch table``.
-        absent: the whole message if the file doesn't exist.
-        command: the command that writes such a file.
-
-    Raises:
-        UserError: the file doesn't exist, can't be read, or isn't such a model.
+    Raises UserError: the file doesn't exist, for which `absent` is the whole message; can't be read; or isn't a model.
     """
     where = paths.shown(path)
     try:
