@@ -60,8 +60,13 @@ def load(name: str) -> schema.Run:
 
 
 def with_blocks(run: schema.Run) -> schema.Run:
-    """A run with only the samples that passed, and with the columns that `load` adds."""
-    samples = _passed(run.samples, run.cases)
+    """A run with only the samples of cases that were measured in every replicate, and with the columns of `load`.
+
+    If the cases of a shape are not recorded yet, its last checks are missing: that replicate doesn't count.
+    """
+    is_measured = run.cases["status"] == schema.MEASURED
+    is_whole = is_measured.groupby([run.cases[name] for name in CASE]).transform("all")
+    samples = run.samples.merge(run.cases.loc[is_whole, [*CASE, "replicate"]])
     card, block = samples["process"].map(run.processes.set_index("process")["card"]), samples["replicate"].astype(str)
     if card.nunique() >= LEAST_CARDS:
         few = card.groupby(_number(samples, KEY)).transform("nunique") < LEAST_CARDS
@@ -69,17 +74,6 @@ def with_blocks(run: schema.Run) -> schema.Run:
     tick_us = float(run.manifest["clocks"]["tick_us"]) / samples["launches"]
     samples = samples.assign(card=card, block=block, tick_us=tick_us, run=run.name)
     return replace(run, samples=samples, ceilings=roofline.ceilings(run.manifest))
-
-
-def _passed(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
-    """The samples of cases that were measured in every replicate.
-
-    If the cases of a shape are not recorded yet, its last checks are missing: that replicate doesn't count.
-    """
-    if samples.empty or cases.empty:
-        return samples.head(0)
-    is_whole = (cases["status"] == schema.MEASURED).groupby([cases[name] for name in CASE]).transform("all")
-    return samples.merge(cases.loc[is_whole, [*CASE, "replicate"]])
 
 
 def _number(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
@@ -93,8 +87,7 @@ def target(run: schema.Run, **stated: Any) -> dict[str, Any]:
     Raises UserError: a stated name is not an axis.
     """
     study = studies.recorded(run.manifest)
-    there = run.samples[TIMING].drop_duplicates()
-    timings = [t for t in study.timings if ((there["clock"] == t.clock) & (there["cache"] == t.cache)).any()]
+    timings = [timing for timing in study.timings if is_equal(run.samples, dict(timing)).any()]
     known = study.target_shape.axes | (timings or study.timings)[0].model_dump()
     given = {axis: value for axis, value in stated.items() if value is not None}
     for axis in given:

@@ -146,8 +146,7 @@ class HeldOut:
 
 
 def _under(rows: pd.DataFrame, *timings: Timing) -> pd.DataFrame:
-    stated = [(timing.clock, timing.cache) for timing in timings]
-    return rows[[key in stated for key in zip(rows["clock"], rows["cache"], strict=True)]]
+    return rows.merge(pd.DataFrame([dict(timing) for timing in timings]))
 
 
 def _plain(key: Any) -> Shape:
