@@ -34,18 +34,12 @@ PLAIN = [axis for axis in AXES if axis != "values"]
 
 
 def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
-    """At each shape of runs, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
+    """At each shape of runs as `frames.load` gives them, the `fastest` by `CLOCKS` on the worst input distribution.
 
-    The verdict is faster by one of `CLOCKS` and slower by none, on the worst of the input distributions that were
-    timed. Among several, the one with the highest `gain` is the fastest. The table leaves out shapes with an axis that
-    it doesn't have, peers, and implementations without a latency on some distribution. It leaves out shapes that
-    a study drew at random, even if a later study states them again: they test the table at shapes that it lacks. If
-    several runs have a shape, the last one counts.
-
-    If `kernel.best` has changed, a run of the table `before` counts only at shapes where the instance is that table's.
-
-    Args:
-        several: runs as `frames.load` gives them.
+    The table leaves out shapes with an axis that it doesn't have, peers, and implementations without a latency on some
+    distribution. It leaves out shapes that a study drew at random, even if a later study states them again: they test
+    the table at shapes that it lacks. If several runs have a shape, the last one counts. If `kernel.best` has changed,
+    a run of the table `before` counts only at shapes where the instance is that table's.
 
     Raises UserError: a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU. Or the
     runs are of several devices, versions of PyTorch or clocks.
