@@ -51,10 +51,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line, like all other errors; options can't be abbreviated."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
+    """A parser that reports a mistake in one line, like all other errors."""
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
         """Parse as argparse does, but report unknown arguments here: the parent parser knows fewer options."""
@@ -69,12 +66,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
+    parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[..., object], about: str, run: str = "") -> Callable[..., object]:
-        one = commands.add_parser(name, help=about)
+        one = commands.add_parser(name, help=about, allow_abbrev=False)
         one.set_defaults(command=command)
         if run:
             one.add_argument("--run", required=True, help=run)
