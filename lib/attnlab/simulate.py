@@ -216,9 +216,8 @@ def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIO
         for cell, first in product(range(len(CELLS)), range(0, simulations, step))
     ]
     parts = process_map(_part, *zip(*jobs, strict=True), max_workers=os.cpu_count(), chunksize=1, unit="part")
-    by_cell = [[part for job, part in zip(jobs, parts, strict=True) if job[0] == index] for index in range(len(CELLS))]
-    tables = [tidy(cell, pd.concat(parts)) for cell, parts in zip(CELLS, by_cell, strict=True)]
-    return pd.concat(tables, ignore_index=True)
+    outcomes = pd.concat(parts, keys=[cell for cell, *_ in jobs]).groupby(level=0)
+    return pd.concat([tidy(CELLS[cell], its) for cell, its in outcomes], ignore_index=True)
 
 
 def write() -> Path:
