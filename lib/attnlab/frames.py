@@ -271,8 +271,7 @@ def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     """
     samples = _prepared(samples)
     require_implementation(samples, baseline)
-    name = implementations.control(baseline)
-    return cache.kept(_run_of(samples), f"compare {baseline}", samples, make=lambda: _compared(samples, baseline, name))
+    return cache.kept(_run_of(samples), f"compare {baseline}", samples, make=lambda: _compared(samples, baseline))
 
 
 def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
@@ -288,7 +287,7 @@ def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     both = samples[samples["implementation"].isin([baseline, name])]
     if name not in both["implementation"].unique():
         raise UserError(f"{baseline} was not measured against itself: only a study's baseline has a control")
-    make = partial(_compared, both, baseline, name, is_control=True)
+    make = partial(_compared, both, baseline, is_control=True)
     judged = cache.kept(_run_of(samples), f"control {baseline}", both, make=make)
     return judged.assign(excludes_1=(judged["low"] > 1) | (judged["high"] < 1))
 
@@ -300,7 +299,7 @@ def require_implementation(frame: pd.DataFrame, name: str) -> None:
         raise UserError(f"no sample is of {name!r}{suggestion(name, known)}; there are {', '.join(known) or 'none'}")
 
 
-def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bool = False) -> pd.DataFrame:
+def _compared(samples: pd.DataFrame, baseline: str, is_control: bool = False) -> pd.DataFrame:
     """The candidates, or the control alone; the tests at a shape and timing are one family."""
     places: dict[tuple[Any, ...], dict[str, _Taken]] = {}
     for (name, *place), taken in _by_case(samples).items():
@@ -309,7 +308,7 @@ def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bo
     for at, there in places.items():
         if (base := there.pop(baseline, None)) is None:
             continue
-        itself = there.get(control)
+        itself = there.get(implementations.control(baseline))
         smallest = _judged(stats.smallest_effect, base, itself) if itself else 0.0
         others = {name: it for name, it in there.items() if is_control or not implementations.is_control(name)}
         ps = [stats.difference_pvalue(base.blocks, it.blocks, _paired(base, it)) for it in others.values()]
