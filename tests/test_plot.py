@@ -115,12 +115,12 @@ def test_a_notebook_shows_a_figure_once_also_after_a_change() -> None:
     assert output.metadata["image/svg+xml"]["alt"] == output.data["text/plain"]
 
 
-def test_an_implementation_keeps_its_colour_and_a_user_may_change_it(cases: pd.DataFrame) -> None:
+def test_an_implementation_keeps_its_colour(cases: pd.DataFrame) -> None:
     colours = []
-    for rows, more in ((cases[cases.causal], {"colours": {HOSTILE: "#123456"}}), (cases[::6][:1], {})):
-        bars = plot.lines(rows, "seq_len", "median_us", **more).axes[0].containers
+    for rows in (cases[cases.causal], cases[::6][:1]):
+        bars = plot.lines(rows, "seq_len", "median_us").axes[0].containers
         colours.append({each.get_label(): each.lines[0].get_color() for each in bars})
-    assert colours == [{"sdpa.auto": "#000000", HOSTILE: "#123456"}, {"sdpa.auto": "#000000"}]
+    assert colours == [{"sdpa.auto": "#000000", HOSTILE: plot.OTHERS[0][0]}, {"sdpa.auto": "#000000"}]
     many = [cases[::6][:1].assign(implementation=f"mine.{n}") for n in range(30)]
     bars = plot.lines(pd.concat([cases[::6][:1], *many]), "seq_len", "median_us").axes[0].containers
     assert len({(each.lines[0].get_color(), each.lines[0].get_marker()) for each in bars}) == 31

@@ -7,7 +7,7 @@ import pytest
 from attnlab import __main__, simulate
 from attnlab.simulate import CELLS, CLAIMED, COLUMNS, COVERED, EFFECTS, EQUIVALENT, KINDS, RATIO_COVERED, WRONG
 
-PUBLISHED = pd.read_csv(simulate.path())
+PUBLISHED = pd.read_csv(simulate.PATH)
 SHARES = PUBLISHED.set_index(["kind", "replicates", "processes", "measure"])
 KNOWABLE = [cell for cell in CELLS if cell[1:] != (1, "differ")]
 """The targets exclude 1 process with differing processes: it has no information on the others. The table shows it."""
@@ -112,7 +112,7 @@ def test_what_one_process_cannot_know_is_shown_and_larger_effects_are_found_more
 def test_the_command_writes_the_table(monkeypatch, tmp_path, capsys):
     small = simulate.tidy(CELLS[0], pd.DataFrame({COVERED: [True, False, True, True], WRONG: [False] * 4}))
     monkeypatch.setattr(simulate, "run", lambda: small)
-    monkeypatch.setattr(simulate, "path", lambda: tmp_path / "calibration.csv")
+    monkeypatch.setattr(simulate, "PATH", tmp_path / "calibration.csv")
     assert __main__.main(["calibrate"]) == 0
     assert "calibration.csv" in capsys.readouterr().out
     assert (tmp_path / "calibration.csv").read_text() == (

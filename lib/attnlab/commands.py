@@ -51,10 +51,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line, like all other errors; options can't be abbreviated."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
+    """A parser that reports a mistake in one line, like all other errors."""
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
         """Parse as argparse does, but report unknown arguments here: the parent parser knows fewer options."""
@@ -69,18 +66,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
+    parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[..., object], about: str, run: str = "") -> Callable[..., object]:
-        one = commands.add_parser(name, help=about)
+        one = commands.add_parser(name, help=about, allow_abbrev=False)
         one.set_defaults(command=command)
         if run:
             one.add_argument("--run", required=True, help=run)
         return one.add_argument
 
-    option = add("measure", _measure_alone, "measure a study into a new run, or continue a run that was cut off")
+    option = add("measure", _measure, "measure a study into a new run, or continue a run that was cut off")
     option("--run", default="", help="name of a run in data/")
     option("--study", default="", help="a study in studies/, or a path to a YAML file")
     option("--device", default="auto", choices=measurement.DEVICES, help="where to measure")
@@ -123,7 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(options: argparse.Namespace) -> str:
+def _measure(options: argparse.Namespace) -> None:
+    from attnlab import frames
+    from attnlab.tables import statement
+
     stated = options.study
     if options.run and (schema.folder(options.run) / "manifest.json").is_file():
         manifest = read.read_manifest(options.run)
@@ -140,14 +140,7 @@ def _measure(options: argparse.Namespace) -> str:
     where = options.gpus, options.scheduler
     name = measurement.measured(options.run, study, options.device, options.long, *where, stated=stated)
     print(f"recorded {paths.shown(schema.folder(name))}/")
-    return name
-
-
-def _measure_alone(options: argparse.Namespace) -> None:
-    from attnlab import frames
-    from attnlab.tables import statement
-
-    run = frames.load(_measure(options))
+    run = frames.load(name)
     baseline, target = run.manifest["study"]["baseline"], frames.target(run)
     at = run.samples[frames.is_equal(run.samples, target)]
     if baseline not in at["implementation"].unique():
@@ -261,8 +254,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     from attnlab import simulate
 
     _require_checkout()
-    simulate.write(simulate.run(), simulate.path())
-    print(f"wrote {paths.shown(simulate.path())}")
+    print(f"wrote {paths.shown(simulate.write())}")
 
 
 def _require_checkout() -> None:

@@ -16,10 +16,9 @@ import pandas as pd
 
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
-from attnlab.frames import CASE, TIMING, compare
+from attnlab.frames import KEY, compare
 from attnlab.tables import heading, statement
 
-KEY = [*CASE, *TIMING]
 SAMPLES = 40  # the most samples of a case: evenly spaced quantiles from the smallest to the largest
 BASELINES = ("sdpa.auto", "sdpa.cudnn", "sdpa.flash", "kernel.best")  # and the fastest peer, if a run has them
 CHOICES = ("baseline", "clock", "cache", "dtype", "mask", "head_dim", "values")  # the columns that a drop-down fixes
@@ -105,9 +104,8 @@ def _cases(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _thinned(samples: pd.Series) -> str:
-    values = np.sort(samples.to_numpy())
-    places = np.linspace(0, len(values) - 1, min(SAMPLES, len(values))).round().astype(int)
-    return " ".join(f"{value:.4g}" for value in values[places])
+    places = np.linspace(0, 1, min(SAMPLES, len(samples)))
+    return " ".join(f"{value:.4g}" for value in np.quantile(samples, places, method="nearest"))
 
 
 def _label(row: dict[str, Any], more: list[str]) -> str:

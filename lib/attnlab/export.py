@@ -12,11 +12,10 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.frames import AXES, CASE, TIMING, compare, control, load, summarize
+from attnlab.frames import AXES, KEY, TIMING, compare, control, load, summarize
 from attnlab.roofline import add_floor, add_work
 
 FORMAT = {"name": "attnlab export", "version": 2}
-KEY = [*CASE, *TIMING]
 
 
 def export(name: str) -> Path:

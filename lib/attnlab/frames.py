@@ -27,6 +27,7 @@ from attnlab.study.values import ZEROS
 AXES = list(Shape.AXES)
 TIMING = list(schema.TIMING)
 CASE = list(schema.CASE)
+KEY = [*CASE, *TIMING]
 LEAST_CARDS = 3
 """The fewest cards that serve as blocks: with 2, a 95 % interval is ±12.7 standard errors."""
 QUANTILES = {"p95": 0.95, "p99": 0.99}
@@ -59,31 +60,20 @@ def load(name: str) -> schema.Run:
 
 
 def with_blocks(run: schema.Run) -> schema.Run:
-    """A run with only the samples that passed, and with the columns that `load` adds."""
-    samples = _passed(run.samples, run.cases)
+    """A run with only the samples of cases that were measured in every replicate, and with the columns of `load`.
+
+    If the cases of a shape are not recorded yet, its last checks are missing: that replicate doesn't count.
+    """
+    is_measured = run.cases["status"] == schema.MEASURED
+    is_whole = is_measured.groupby([run.cases[name] for name in CASE]).transform("all")
+    samples = run.samples.merge(run.cases.loc[is_whole, [*CASE, "replicate"]])
     card, block = samples["process"].map(run.processes.set_index("process")["card"]), samples["replicate"].astype(str)
     if card.nunique() >= LEAST_CARDS:
-        few = card.groupby(_number(samples, [*CASE, *TIMING])).transform("nunique") < LEAST_CARDS
+        few = card.groupby(_number(samples, KEY)).transform("nunique") < LEAST_CARDS
         block = card.mask(few | card.isna(), block)
     tick_us = float(run.manifest["clocks"]["tick_us"]) / samples["launches"]
     samples = samples.assign(card=card, block=block, tick_us=tick_us, run=run.name)
     return replace(run, samples=samples, ceilings=roofline.ceilings(run.manifest))
-
-
-def _passed(samples: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
-    """The samples of cases that were measured in every replicate.
-
-    If the cases of a shape are not recorded yet, its last checks are missing: that replicate doesn't count.
-    """
-    if samples.empty or cases.empty:
-        return samples.head(0)
-    is_measured = cases["status"] == schema.MEASURED
-    lost = pd.MultiIndex.from_frame(cases.loc[~is_measured, CASE])
-    whole = pd.MultiIndex.from_frame(cases.loc[is_measured, [*CASE, "replicate"]])
-    whole = whole[~whole.droplevel("replicate").isin(lost)]
-    number = _number(samples, [*CASE, "replicate"])
-    first = samples[[*CASE, "replicate"]].groupby(number).head(1)
-    return samples[pd.MultiIndex.from_frame(first).isin(whole)[number]].reset_index(drop=True)
 
 
 def _number(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
@@ -97,8 +87,7 @@ def target(run: schema.Run, **stated: Any) -> dict[str, Any]:
     Raises UserError: a stated name is not an axis.
     """
     study = studies.recorded(run.manifest)
-    there = run.samples[TIMING].drop_duplicates()
-    timings = [t for t in study.timings if ((there["clock"] == t.clock) & (there["cache"] == t.cache)).any()]
+    timings = [timing for timing in study.timings if is_equal(run.samples, dict(timing)).any()]
     known = study.target_shape.axes | (timings or study.timings)[0].model_dump()
     given = {axis: value for axis, value in stated.items() if value is not None}
     for axis in given:
@@ -167,8 +156,7 @@ class _Taken:
 
 def _by_case(samples: pd.DataFrame) -> dict[tuple[Any, ...], _Taken]:
     """The samples of each case by the values of CASE and TIMING; cases are in order of first appearance."""
-    columns = [*CASE, *TIMING]
-    case, block = _number(samples, columns), pd.factorize(samples["block"], use_na_sentinel=False)[0]
+    case, block = _number(samples, KEY), pd.factorize(samples["block"], use_na_sentinel=False)[0]
     replicate = pd.factorize(samples["replicate"])[0]
     turn = samples["round"].to_numpy(float, na_value=np.nan)
     order = np.lexsort((turn, replicate, block, case))  # stable: samples without a round keep their order
@@ -177,7 +165,7 @@ def _by_case(samples: pd.DataFrame) -> dict[tuple[Any, ...], _Taken]:
         raise UserError("a case has several samples of the same replicate and round: leave out what is there twice")
     latency, tick = samples["latency_us"].to_numpy(float)[order], samples["tick_us"].to_numpy(float)[order]
     ends = np.flatnonzero(np.diff(case)) + 1
-    keys = samples[columns].iloc[order[np.r_[0, ends]]].itertuples(index=False, name=None) if len(order) else ()
+    keys = samples[KEY].iloc[order[np.r_[0, ends]]].itertuples(index=False, name=None) if len(order) else ()
     parts = zip(*(np.split(column, ends) for column in (latency, block, replicate, turn, tick)), strict=True)
     found = {}
     for key, (taken, its_block, its_replicate, its_turn, its_tick) in zip(keys, parts, strict=bool(len(order))):
@@ -208,7 +196,7 @@ def _prepared(samples: pd.DataFrame) -> pd.DataFrame:
     latencies = samples["latency_us"].to_numpy(float, na_value=np.nan)
     if not (np.isfinite(latencies) & (latencies > 0)).all():
         raise UserError("latency_us has values that are not positive numbers: leave these rows out")
-    return samples[[*CASE, *TIMING, *USED]]
+    return samples[[*KEY, *USED]]
 
 
 def summarize(samples: pd.DataFrame) -> pd.DataFrame:
@@ -231,18 +219,17 @@ def _run_of(samples: pd.DataFrame) -> str:
 
 
 def _summarized(samples: pd.DataFrame) -> pd.DataFrame:
-    columns = [*CASE, *TIMING]
-    rows = [dict(zip(columns, key, strict=True)) | _summary(taken) for key, taken in _by_case(samples).items()]
+    rows = [dict(zip(KEY, key, strict=True)) | _summary(taken) for key, taken in _by_case(samples).items()]
     state = samples.assign(throttled=100 * samples["throttled"].astype("Float64").astype(float))
     state["sm_clock_mhz"] = state["sm_clock_mhz"].astype("Float64").astype(float)
-    context = state.groupby(_number(state, columns)).agg(
+    context = state.groupby(_number(state, KEY)).agg(
         replicates=("replicate", "nunique"),
         launches=("launches", "min"),
         sm_clock_mhz=("sm_clock_mhz", "median"),
         throttled_pct=("throttled", "mean"),
     )
     names = _summary(_Taken([np.ones(2)], [np.ones(2)], np.ones(2), 0.0))
-    found = pd.DataFrame(rows, columns=[*columns, *names]).astype(samples[columns].dtypes)  # also without rows
+    found = pd.DataFrame(rows, columns=[*KEY, *names]).astype(samples[KEY].dtypes)  # also without rows
     return found.join(context)
 
 
@@ -284,8 +271,7 @@ def compare(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     """
     samples = _prepared(samples)
     require_implementation(samples, baseline)
-    name = implementations.control(baseline)
-    return cache.kept(_run_of(samples), f"compare {baseline}", samples, make=lambda: _compared(samples, baseline, name))
+    return cache.kept(_run_of(samples), f"compare {baseline}", samples, make=lambda: _compared(samples, baseline))
 
 
 def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
@@ -301,19 +287,19 @@ def control(samples: pd.DataFrame, baseline: str = "sdpa.auto") -> pd.DataFrame:
     both = samples[samples["implementation"].isin([baseline, name])]
     if name not in both["implementation"].unique():
         raise UserError(f"{baseline} was not measured against itself: only a study's baseline has a control")
-    make = partial(_compared, both, baseline, name, is_control=True)
+    make = partial(_compared, both, baseline, is_control=True)
     judged = cache.kept(_run_of(samples), f"control {baseline}", both, make=make)
     return judged.assign(excludes_1=(judged["low"] > 1) | (judged["high"] < 1))
 
 
-def require_implementation(frame: pd.DataFrame, name: str, column: str = "implementation") -> None:
+def require_implementation(frame: pd.DataFrame, name: str) -> None:
     """Raise UserError unless a frame holds this implementation."""
-    known = sorted(one for one in map(str, frame[column].unique()) if not implementations.is_control(one))
+    known = sorted(one for one in map(str, frame["implementation"].unique()) if not implementations.is_control(one))
     if name not in known:
         raise UserError(f"no sample is of {name!r}{suggestion(name, known)}; there are {', '.join(known) or 'none'}")
 
 
-def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bool = False) -> pd.DataFrame:
+def _compared(samples: pd.DataFrame, baseline: str, is_control: bool = False) -> pd.DataFrame:
     """The candidates, or the control alone; the tests at a shape and timing are one family."""
     places: dict[tuple[Any, ...], dict[str, _Taken]] = {}
     for (name, *place), taken in _by_case(samples).items():
@@ -322,7 +308,7 @@ def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bo
     for at, there in places.items():
         if (base := there.pop(baseline, None)) is None:
             continue
-        itself = there.get(control)
+        itself = there.get(implementations.control(baseline))
         smallest = _judged(stats.smallest_effect, base, itself) if itself else 0.0
         others = {name: it for name, it in there.items() if is_control or not implementations.is_control(name)}
         ps = [stats.difference_pvalue(base.blocks, it.blocks, _paired(base, it)) for it in others.values()]
@@ -334,13 +320,9 @@ def _compared(samples: pd.DataFrame, baseline: str, control: str, is_control: bo
             values = (interval.estimate, interval.low, interval.high, p, verdict.pvalue, verdict.delta, verdict.g)
             fate = (smallest, verdict.decision, verdict.claimable, len(it.blocks))
             rows.append((name, baseline, *at, *medians, *values, *fate))
-    return pd.DataFrame(rows, columns=["candidate", "baseline", *AXES, *TIMING, *COMPARED])
-
-
-COMPARED = [
-    *("baseline_us", "candidate_us", "speedup", "low", "high", "p", "p_holm", "delta", "g", "smallest_effect"),
-    *("decision", "claimable", "blocks"),
-]
+    compared = ["baseline_us", "candidate_us", "speedup", "low", "high", "p", "p_holm", "delta", "g"]
+    compared += ["smallest_effect", "decision", "claimable", "blocks"]
+    return pd.DataFrame(rows, columns=["candidate", "baseline", *AXES, *TIMING, *compared])
 
 
 def _paired(one: _Taken, other: _Taken) -> bool:
@@ -503,7 +485,7 @@ def _compared_runs(before: schema.Run, after: schema.Run, sides: list[pd.DataFra
     keys = [key for key in taken[1] if key in taken[0]]
     if not keys:
         raise UserError(f"{before.name!r} and {after.name!r} share no case under the same timing: name runs that do")
-    table = pd.DataFrame(keys, columns=[*CASE, *TIMING])
+    table = pd.DataFrame(keys, columns=KEY)
     table["p"] = [stats.difference_pvalue(taken[0][key].blocks, taken[1][key].blocks) for key in keys]
     table["p_holm"] = table.groupby(TIMING, sort=False)["p"].transform(stats.holm)
     earlier, later = before.manifest["kernels"], after.manifest["kernels"]
@@ -521,7 +503,7 @@ def _compared_runs(before: schema.Run, after: schema.Run, sides: list[pd.DataFra
         rows.append((verdict.speedup.estimate, verdict.speedup.low, verdict.speedup.high, verdict.decision))
     judged = table.join(pd.DataFrame(rows, columns=["speedup", "low", "high", "decision"]))
     shown = ["before_us", "after_us", "speedup", "low", "high", "p_holm", "noise", "decision", "edited"]
-    return judged[[*CASE, *TIMING, *shown]]
+    return judged[[*KEY, *shown]]
 
 
 def _unchanged(before: schema.Run, after: schema.Run, edited: set[str]) -> set[str]:

@@ -215,9 +215,7 @@ def measured(
 
     Args:
         name: the run to begin or to continue; empty to continue one of this study that was cut off, or else begin one.
-        long: whether a new run may take longer than a day.
-        gpus: the number of GPUs of this host to use, or ``all``; empty for one device, without Dask.
-        scheduler: the address of the Dask scheduler of a cluster to measure on.
+        long: an option of ``attnlab measure``, like `device`, `gpus` and `scheduler`.
         stated: the user's STUDY, the name of a study or a path; default the study's name.
         call: the call of `measure` that begins and resumes this run; empty if the run isn't kept.
     """

@@ -91,7 +91,6 @@ def lines(
     low: str | None = None,
     high: str | None = None,
     log: str = "x",
-    colours: Mapping[Any, str] | None = None,
 ) -> NotebookFigure:
     """A line for each value of `hue`, in a panel for each value of `col`. Up to 4 lines have labels and no legend.
 
@@ -99,7 +98,6 @@ def lines(
         x: a column of numbers, or of texts. Marks of texts are not joined, and keep the order of the frame.
         low, high: columns with the ends of the intervals of y, drawn as bars.
         log: the logarithmic axes: "x", "y", "xy" or "".
-        colours: by value of `hue`, in place of the usual ones.
 
     Raises:
         UserError: a column is missing, the frame has no rows, or a line has several rows at one x.
@@ -108,7 +106,7 @@ def lines(
     along, keys = frame.sort_values(x), [key for key in (col, hue) if key]
     last = along.groupby(hue)[y].last().sort_values(ascending=False)
     is_number = frame[x].dtype.kind in "iuf"
-    looks = _looks(frame, hue, colours, last.index, line="-" if is_number else "none")
+    looks = _looks(frame, hue, last.index, line="-" if is_number else "none")
     values = np.sort(frame[x].unique()) if is_number else frame[x].unique()
     places = {value: value if is_number else place for place, value in enumerate(values)}
     frame = frame.assign(place=frame[x].map(places)).sort_values("place")
@@ -264,9 +262,7 @@ def _require(frame: pd.DataFrame, keys: Sequence[str | None], *more: str | None)
         raise UserError(f"{len(pooled)} rows are pooled at {at}; they differ in {', '.join(columns)}: {advice}")
 
 
-def _looks(
-    frame: pd.DataFrame, hue: str, colours: Mapping[Any, str] | None = None, order: Any = None, line: str = "none"
-) -> dict[Any, dict[str, Any]]:
+def _looks(frame: pd.DataFrame, hue: str, order: Any = None, line: str = "none") -> dict[Any, dict[str, Any]]:
     """Colour, marker, line and label for each value of a column, as arguments of a plot."""
     names = sorted(frame[hue].unique())
     palette = [*OTHERS, *(LOOKS[n] for n in LOOKS if n not in names)] if hue in SUBJECTS else list(LOOKS.values())[1:]
@@ -275,7 +271,6 @@ def _looks(
     found = {}
     for name in names if order is None else order:
         colour, marker = looks[name]
-        colour = (colours or {}).get(name, colour)
         found[name] = {"color": colour, "marker": marker, "linestyle": line, "label": _named(hue, name)}
     return found
 

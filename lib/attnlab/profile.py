@@ -7,9 +7,8 @@ import pandas as pd
 
 from attnlab import cache, stats
 from attnlab.runs import methods, metrics, schema
-from attnlab.study.shapes import Shape
 
-KEY = ["implementation", *Shape.AXES]
+KEY = list(schema.CASE)
 UNITS = {
     "tensor_cores_pct": metrics.TENSOR_CORES_USED,
     "exponentials_pct": metrics.XU_USED,

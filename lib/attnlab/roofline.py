@@ -24,7 +24,6 @@ PER_US = {"TFLOP/s": 1e6, "GB/s": 1e3, "Gexp/s": 1e3, "bytes": 1.0}
 UNITS = {"copy": "GB/s", "l2": "GB/s", "exponentials": "Gexp/s", "l2_size": "bytes"}
 """The unit of a ceiling by its name; those of matrix products are in TFLOP/s."""
 CEILINGS = [*UNITS] + [f"{k}.{d}" for k in ("matmul", "wgmma") for d in (*BYTES_PER_ELEMENT, implementations.E4M3)]
-LIMITS = {"product": "matrix product", "memory": "memory", "l2": "L2", "exponentials": "exponentials"}
 
 
 def ceilings(manifest: Mapping[str, Any]) -> pd.DataFrame:
@@ -111,16 +110,14 @@ def add_floor(cases: pd.DataFrame, ceilings: pd.DataFrame | Mapping[str, float])
         dtype = dtype.mask(cases["implementation"].map(implementations.in_fp8), implementations.E4M3)
     fastest = {d: np.fmax(rates.get(f"matmul.{d}", np.nan), rates.get(f"wgmma.{d}", np.nan)) for d in set(dtype)}
     cold = (cases["cache"] == "cold").to_numpy() if "cache" in cases else np.zeros(len(cases), bool)
-    moved, nothing = cases["bytes"].to_numpy(float), np.full(len(cases), np.nan)
-    beyond = np.where(cold, moved, np.maximum(0, moved - rates.get("l2_size", 0.0)))
+    beyond = cases["bytes"].where(cold, cases["bytes"] - rates.get("l2_size", 0.0))
     terms = {
-        "product": cases["flops"].to_numpy(float) / dtype.map(fastest).to_numpy(float),
-        "exponentials": cases["exponentials"].to_numpy(float) / rates.get("exponentials", np.nan),
-        "l2": np.where(cold, nothing, moved / rates.get("l2", np.nan)),
-        "memory": np.where(beyond > 0, beyond, nothing) / rates.get("copy", np.nan),
+        "matrix product": cases["flops"] / dtype.map(fastest).astype(float),
+        "exponentials": cases["exponentials"] / rates.get("exponentials", np.nan),
+        "L2": cases["bytes"].mask(cold) / rates.get("l2", np.nan),
+        "memory": beyond.where(beyond > 0) / rates.get("copy", np.nan),
     }
-    values = np.stack(list(terms.values()))
-    floor, place = np.fmax.reduce(values), np.where(np.isnan(values), -1.0, values).argmax(axis=0)
-    limit = np.where(np.isnan(floor), "not known", np.array([LIMITS[term] for term in terms])[place])
-    out = cases.assign(floor_us=floor, limit=limit)
+    times = pd.DataFrame(terms, index=cases.index).astype(float)
+    limit = times.fillna(-1.0).idxmax(axis=1).where(times.notna().any(axis=1), "not known")
+    out = cases.assign(floor_us=times.max(axis=1), limit=limit)
     return out.assign(speed_of_light=out["floor_us"] / out["median_us"]) if "median_us" in out else out

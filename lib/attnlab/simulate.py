@@ -41,6 +41,7 @@ SEED = 42
 
 COVERED, RATIO_COVERED = "median covered", "ratio covered"
 WRONG, CLAIMED, EQUIVALENT = "faster or slower", "claimable", "equivalent"
+PATH = paths.REFERENCE / "calibration.csv"
 COLUMNS = ["kind", "replicates", "processes", "measure", "value", "standard_error", "simulations"]
 
 # The scatter of `eager` at some 50 us on an H200, and the distance between medians of its processes there: half of it
@@ -215,15 +216,11 @@ def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIO
         for cell, first in product(range(len(CELLS)), range(0, simulations, step))
     ]
     parts = process_map(_part, *zip(*jobs, strict=True), max_workers=os.cpu_count(), chunksize=1, unit="part")
-    by_cell = [[part for job, part in zip(jobs, parts, strict=True) if job[0] == index] for index in range(len(CELLS))]
-    tables = [tidy(cell, pd.concat(parts)) for cell, parts in zip(CELLS, by_cell, strict=True)]
-    return pd.concat(tables, ignore_index=True)
+    outcomes = pd.concat(parts, keys=[cell for cell, *_ in jobs]).groupby(level=0)
+    return pd.concat([tidy(CELLS[cell], its) for cell, its in outcomes], ignore_index=True)
 
 
-def path() -> Path:
-    """The file of the calibration table, which the report shows."""
-    return paths.REFERENCE / "calibration.csv"
-
-
-def write(table: pd.DataFrame, path: Path) -> None:
-    write_atomically(path, table.to_csv(index=False, float_format="%.4f").encode())
+def write() -> Path:
+    """Simulate, and write the table to the file that the report shows; returns its path."""
+    write_atomically(PATH, run().to_csv(index=False, float_format="%.4f").encode())
+    return PATH

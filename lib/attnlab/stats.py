@@ -226,12 +226,7 @@ def _resampled_medians(sides: Sequence[Array], resamples: int, seed: int, paired
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median or a ratio of medians, from which intervals can be read.
-
-    Independent samples give the percentile bootstrap (Efron & Tibshirani 1993, section 13.3). Independent blocks give
-    Student's t over the logarithms of the blocks' medians: no interval of a duration reaches 0. Blocks with samples
-    that are not positive scatter as they are.
-    """
+    """A median or a ratio of medians, from which intervals can be read, see `bootstrap_ci`."""
 
     floor: Interval
     """The estimate with the narrowest interval that the clock's tick allows."""
@@ -255,7 +250,10 @@ class Estimate:
 
     @classmethod
     def of_scatter(cls, floor: Interval, scatter: Scatter, unit: float | None = 1.0) -> "Estimate":
-        """Student's t: of logarithms over the unit, or without one of the values as they are."""
+        """Student's t of logarithms over the unit, so that no interval of a duration reaches 0.
+
+        Without a unit, for samples that are not positive, the values scatter as they are.
+        """
 
         def bounds(confidence: float) -> tuple[float, float]:
             reach = student(scatter.freedom, (1 + confidence) / 2) * scatter.error

@@ -163,7 +163,7 @@ def test_caches_whose_layout_one_kernel_refuses_are_another_ones(monkeypatch):
 
     kernels = {rungs.CACHES: caches, rungs.FEW: lambda *given: asked.append(given) or "few"}
     monkeypatch.setattr(attend, "is_plain", lambda *_: True)
-    monkeypatch.setattr(ragged, "_splitting", kernels.get)
+    monkeypatch.setattr(ragged, "kernel", kernels.get)
     assert attnlab.attend(q, k, v, True, 0.5, kv_lens=torch.tensor([3, 2**40])) == "few"
     ((*given, causal, scale, lengths),) = asked
     assert [each is its for each, its in zip(given, (q, k, v), strict=True)] == [True] * 3

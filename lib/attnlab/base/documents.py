@@ -20,14 +20,9 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def validated(model: type[Model], stated: Any, where: str = "", context: Any = None, advice: str = "") -> Model:
-    """Validate input as a model.
+    """Validate input as a model, whose validators get the `context`.
 
-    Args:
-        where: the source of the input; the error message begins with it and ends with `advice`.
-        context: passed to the model's validators.
-
-    Raises:
-        UserError: a field is invalid; the message is one line.
+    Raises UserError: a field is invalid; the line begins with `where`, the source of the input, and ends with `advice`.
     """
     try:
         return model.model_validate(stated, context=context)
@@ -60,15 +55,9 @@ def _json(content: Any) -> str:
 
 
 def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -> Model:
-    """Read a model from a file.
+    """Read a model from a file, which messages call a `kind` that `command` writes, such as ``dispatch table``.
 
-    Args:
-        kind: a noun for the content of the file, such as ``dispatch table``.
-        absent: the whole message if the file doesn't exist.
-        command: the command that writes such a file.
-
-    Raises:
-        UserError: the file doesn't exist, can't be read, or isn't such a model.
+    Raises UserError: the file doesn't exist, for which `absent` is the whole message; can't be read; or isn't a model.
     """
     where = paths.shown(path)
     try:

@@ -15,9 +15,7 @@ from attnlab.base.errors import UserError
 def held(path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold a file lock inside the context; the lock is also released if the process is killed.
 
-    Args:
-        path: the file that is locked; created if it doesn't exist.
-        waiting: called once, before waiting, if another process holds the lock.
+    If another process holds the lock, `waiting` is called once before waiting.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,11 +41,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 def require_writable(folder: Path, variable: str) -> None:
     """Make sure that a folder exists and is writable, before the work whose result is written there.
 
-    Args:
-        variable: the environment variable that names the folder.
-
-    Raises:
-        UserError: the folder can't be created, or isn't writable.
+    Raises UserError, which says that the environment variable `variable` names the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -118,12 +118,9 @@ def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
 def compiled(text: str, name: str, architecture: str, expressions: list[str]) -> tuple[str, dict[str, Instance] | None]:
     """The log of NVRTC and ptxas for a program, and its instances; None in their place if it doesn't compile.
 
-    Args:
-        name: the file that messages name.
-        expressions: the names of template instances. If empty, the instances are those that C++ doesn't mangle.
+    Messages name the file `name`. Without `expressions`, the instances are those that C++ doesn't mangle.
 
-    Raises:
-        UserError: NVRTC or CUDA's headers are not installed.
+    Raises UserError: NVRTC or CUDA's headers are not installed.
     """
     said, names, ptx, _ = _compile(text, name, architecture, expressions)
     if names is None:

@@ -14,11 +14,7 @@ RESERVED_SHARED_BYTES = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """The capacity of one multiprocessor; `shared_bytes` is for all of its CTAs together.
-
-    Attributes:
-        gpu: the GPU on which waves are counted; `multiprocessors` are those of this GPU.
-    """
+    """The capacity of one multiprocessor, of all its CTAs together; waves are counted on `gpu`'s `multiprocessors`."""
 
     gpu: str
     multiprocessors: int
@@ -39,13 +35,7 @@ LIMITS = {
 
 
 def ctas_per_sm(limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
-    """The number of CTAs that one multiprocessor holds.
-
-    Args:
-        threads: the threads of a CTA.
-        registers: the registers of a thread.
-        shared_bytes: static and dynamic shared memory of a CTA.
-    """
+    """The number of CTAs that one multiprocessor holds; each has the threads, and static and dynamic shared bytes."""
     warps, registers_of_warp = -(-threads // WARP), _rounded_up(registers * WARP, REGISTERS_GRANULE)
     warps_by_registers = limits.registers // PARTITIONS // registers_of_warp * PARTITIONS
     by_shared_bytes = limits.shared_bytes // _rounded_up(shared_bytes + RESERVED_SHARED_BYTES, SHARED_GRANULE)

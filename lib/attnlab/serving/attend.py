@@ -35,12 +35,10 @@ def attend(
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
-    At a shape that was not measured, the table estimates speedups from the nearest shapes. With another PyTorch than
-    the table's, only our kernels are chosen, if they lead by a margin. `attnlab.tune` overrides the table for layouts
-    that it measured. SDPA is called without a GPU, if nothing is expected to be faster, or if `v` and `k` have unequal
-    shapes. It is also called for tensors that the choice doesn't serve. The first call on a GPU reads the table: that
-    of `use`, else that of `make dispatch` for this device. Under `torch.compile`, `attend` is the operator
-    ``attnlab::attention``, or ``attnlab::attention_of_lengths`` with `kv_lens`.
+    docs/choosing.md says how the table chooses, and when SDPA is called. `attnlab.tune` overrides the table for layouts
+    that it measured. The first call on a GPU reads the table: that of `use`, else that of `make dispatch` for this
+    device. Under `torch.compile`, `attend` is the operator ``attnlab::attention``, or
+    ``attnlab::attention_of_lengths`` with `kv_lens`.
 
     If gradients are needed, the table is not used. On a Hopper GPU our kernels compute both passes in float16 and
     bfloat16. This needs a head_dim of 64 or 128, at least 512 queries and keys, or 64 in large batches, and no
@@ -59,11 +57,9 @@ def attend(
             gradients are needed, or for tensors that SDPA computes in any case.
         kv_lens: the number of keys of each sequence, integers ``(batch,)`` on the device of `q`; None for all of k.
             Later keys are not read. A query that sees no key gives 0, and the last query sees all keys of its
-            sequence. The table is not used: `kernel.caches` computes the output for up to 128 queries, and
-            `kernel.ragged` for more. `kernel.few` replaces `kernel.caches` where that doesn't serve the strides of k or
-            v. SDPA computes tensors that no kernel serves, with a mask and copies of k and v. The host doesn't wait for
-            the device. The same lengths give the same bits; other lengths in the batch may change the bits of a
-            sequence.
+            sequence. The table is not used. SDPA computes tensors that no kernel serves, with a mask and copies of k
+            and v. The host doesn't wait for the device. The same lengths give the same bits; other lengths in the batch
+            may change the bits of a sequence.
         scales: the scales of q, k and v in float8_e4m3fn, as `attnlab.quantize` returns them: float32
             ``(batch, heads, 1)``, where batch or heads may be 1. With `dtype=torch.float8_e4m3fn` a fourth scale, for
             the heads of q, divides the output, which is at most 448. `kernel.fp8` computes it if it can, otherwise
@@ -104,8 +100,7 @@ def attend(
         if not alike or context.asks_for_sdpa() or context.is_transformed():
             return sdpa.sdpa(q, k, v, causal, scale)
         # Cast in the graph: PyTorch 2.11 reuses a graph that was compiled under another autocast dtype.
-        output: Tensor = torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
-        return output
+        return torch.ops.attnlab.attention(*context.autocast(q, k, v), causal, scale)
     found = again(q, k, v, causal, scale) if not autotune or calls.last.settled else None
     if found is None and _is_watched(q, k, v):
         found = torch.ops.attnlab.attention(q, k, v, causal, scale)
@@ -186,8 +181,7 @@ def _of_lengths(
         return ragged.masked(q, *ragged.gathered(k, v, block_table), kv_lens, causal, scale, q_lens)
     if is_compiling() or _is_watched(q, k, v):
         q, k, v = context.autocast(q, k, v)
-        output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale, q_lens, block_table)
-        return output
+        return torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale, q_lens, block_table)
     return _of_lengths_forward(q, k, v, kv_lens, causal, scale, q_lens, block_table)
 
 

@@ -93,8 +93,7 @@ def guards(*tensors: Tensor) -> Callable[[Tensor, Tensor, Tensor], bool]:
     """A function that returns whether other tensors have the layouts of these."""
     guarded = cast(Any, TensorGuards)  # torch's stub has other types
     sizes, strides = ([list(size(tensor)) for tensor in tensors] for size in (Tensor.size, Tensor.stride))
-    is_alike: Callable[..., bool] = guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    return is_alike
+    return guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 # The table and the tuned layouts

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -34,18 +33,12 @@ PLAIN = [axis for axis in AXES if axis != "values"]
 
 
 def table(*several: Run, before: Dispatch | None = None) -> Dispatch:
-    """At each shape of runs, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
+    """At each shape of runs as `frames.load` gives them, the `fastest` by `CLOCKS` on the worst input distribution.
 
-    The verdict is faster by one of `CLOCKS` and slower by none, on the worst of the input distributions that were
-    timed. Among several, the one with the highest `gain` is the fastest. The table leaves out shapes with an axis that
-    it doesn't have, peers, and implementations without a latency on some distribution. It leaves out shapes that
-    a study drew at random, even if a later study states them again: they test the table at shapes that it lacks. If
-    several runs have a shape, the last one counts.
-
-    If `kernel.best` has changed, a run of the table `before` counts only at shapes where the instance is that table's.
-
-    Args:
-        several: runs as `frames.load` gives them.
+    The table leaves out shapes with an axis that it doesn't have, peers, and implementations without a latency on some
+    distribution. It leaves out shapes that a study drew at random, even if a later study states them again: they test
+    the table at shapes that it lacks. If several runs have a shape, the last one counts. If `kernel.best` has changed,
+    a run of the table `before` counts only at shapes where the instance is that table's.
 
     Raises UserError: a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU. Or the
     runs are of several devices, versions of PyTorch or clocks.
@@ -85,6 +78,8 @@ class HeldOut:
         timings: the timings of `CLOCKS` that the run has; `samples` has only these.
         names: the candidates, without kernels that have changed since.
         served: the shapes that a table can have, each once, without those at which a candidate `kernel.best` changed.
+        shared: the fields of a table that its runs share: the device, PyTorch, and the timings that decide, in words.
+        running: the instance that `kernel.best` runs at a shape (`Tuning.running`); None if it isn't a candidate.
     """
 
     run: Run
@@ -92,6 +87,8 @@ class HeldOut:
     samples: pd.DataFrame
     names: list[str]
     served: list[Shape]
+    shared: dict[str, Any]
+    running: Callable[[Shape], str] | None
 
     @classmethod
     def of(cls, run: Run, before: Dispatch | None = None) -> "HeldOut":
@@ -117,18 +114,10 @@ class HeldOut:
             served = [shape for shape in served if shape not in {each.plain for each in at}]
             del changed[BEST]
         names = [n for n in study.implementations if _is_callable(n) and n not in (FALLBACK, *changed)]
-        return cls(run, timings, samples, names, served)
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """The fields of a table that its runs share: the device, PyTorch, and the timings that decide, in words."""
-        packages, timing = self.run.manifest["environment"]["packages"], " and ".join(t.words for t in self.timings)
-        return {"device": self.run.manifest["device"]["name"], "torch": packages["torch"], "timing": timing}
-
-    @cached_property
-    def running(self) -> Callable[[Shape], str] | None:
-        """The instance that `kernel.best` runs at a shape (`Tuning.running`); None if it isn't a candidate."""
-        return tuning.load(self.shared["device"]).running if BEST in self.names else None
+        device, torch = run.manifest["device"]["name"], run.manifest["environment"]["packages"]["torch"]
+        shared = {"device": device, "torch": torch, "timing": " and ".join(timing.words for timing in timings)}
+        running = tuning.load(device).running if BEST in names else None
+        return cls(run, timings, samples, names, served, shared, running)
 
     def choices(self) -> list[Choice]:
         """The choice at each shape that the study states, by the verdicts on the worst distribution."""
@@ -146,8 +135,7 @@ class HeldOut:
 
 
 def _under(rows: pd.DataFrame, *timings: Timing) -> pd.DataFrame:
-    stated = [(timing.clock, timing.cache) for timing in timings]
-    return rows[[key in stated for key in zip(rows["clock"], rows["cache"], strict=True)]]
+    return rows.merge(pd.DataFrame([dict(timing) for timing in timings]))
 
 
 def _plain(key: Any) -> Shape:

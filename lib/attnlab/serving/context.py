@@ -29,18 +29,16 @@ def asks_for_sdpa() -> bool:
     forward-mode gradients. Every call checks this, so the check has to take less than 0.3 µs.
     """
     chooses = _flash() and _efficient() and _cudnn() and _overrideable() and forward_ad._current_level < 0
-    return not chooses or (_function_modes() > 0 and _replaces_functions())
+    if not chooses or not _function_modes():
+        return not chooses
+    # A default device is a mode too, which doesn't affect attention.
+    return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def is_transformed() -> bool:
     """Whether functorch transforms calls, as in `torch.func.vmap`."""
     return torch._C._functorch.maybe_current_level() is not None
-
-
-def _replaces_functions() -> bool:
-    # A default device is a mode too, which doesn't affect attention.
-    return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def in_memory(*tensors: Tensor) -> bool:

@@ -35,7 +35,8 @@ def register(anew: Attention, of_lengths: Callable[..., Tensor], packed: Callabl
         if output is None:
             watched = not type(q) is type(k) is type(v) is Tensor or torch._C._len_torch_dispatch_stack()
             if watched and not context.needs_gradients(q, k, v):
-                return _below_autograd(q, k, v, causal, scale)
+                with torch._C._AutoDispatchBelowAutograd():
+                    return torch.ops.attnlab.attention.default(q, k, v, causal, scale)
             output = new(q, k, v, causal, scale)  # not by the dispatcher, which takes as long as a launch
         return laid_out(output, q)
 
@@ -73,8 +74,7 @@ def _define_casting(name: str, options: str, forward: Callable[..., Tensor]) -> 
     def casting(key: DispatchKey, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
         given = context.autocast(q, k, v)
         with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(key)):
-            output: Tensor = operator.default(*given, *options)
-        return output
+            return operator.default(*given, *options)
 
     for key in context.AUTOCAST:
         _LIBRARY.impl(name, partial(casting, key), key.name)
@@ -103,12 +103,6 @@ def laid_out(output: Tensor, like: Tensor) -> Tensor:
     if output.stride() == like.stride() or output.stride() == (expected := torch.empty_like(like)).stride():
         return output
     return expected.copy_(output)
-
-
-def _below_autograd(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
-    with torch._C._AutoDispatchBelowAutograd():
-        output: Tensor = torch.ops.attnlab.attention.default(q, k, v, causal, scale)
-    return output
 
 
 def _require_alike(k: Tensor, v: Tensor) -> None:

@@ -26,9 +26,9 @@ MOST_FEW = 128
 
 
 @cache
-def kernel() -> Kernel:
-    """The kernel for sequences of unequal lengths; UserError if the ladder has none."""
-    return rungs.of(ladder.rung(RAGGED))
+def kernel(name: str = RAGGED) -> Kernel:
+    """A kernel of the ladder, by default that for sequences of unequal lengths; UserError if there is none."""
+    return rungs.of(ladder.rung(name))
 
 
 def attend_ragged(
@@ -75,8 +75,7 @@ def attend_ragged(
         )
     if is_compiling() and not context.needs_gradients(q, k, v):
         q, k, v = context.autocast(q, k, v)
-        output: Tensor = torch.ops.attnlab.attention_packed(q, k, v, *ends, causal, scale)
-        return output
+        return torch.ops.attnlab.attention_packed(q, k, v, *ends, causal, scale)
     return packed(q, k, v, *ends, causal, scale)
 
 
@@ -94,12 +93,10 @@ def by_kernel(
     """`attend_ragged` by the kernel alone, also under torch.compile; None for tensors that it doesn't serve."""
     if context.needs_gradients(q, k, v):
         return None
-    output: Tensor
     if is_compiling() or torch._C._len_torch_dispatch_stack():  # a mode that counts or traces can't see a kernel
         if q.shape[2] not in head_dims(q.dtype, q.device):
             return None
-        output = torch.ops.attnlab.attention_packed(*context.autocast(q, k, v), cu_q, cu_k, causal, scale)
-        return output
+        return torch.ops.attnlab.attention_packed(*context.autocast(q, k, v), cu_q, cu_k, causal, scale)
     if is_plain(q, k, v):
         with suppress(Unsupported, UserError):
             given = by_head(*context.autocast(q, k, v))
@@ -141,8 +138,7 @@ def padded(
     else:
         block_table = block_table.contiguous()
         launch = kernel().paged(q, k, v, block_table.shape[1], causal, scale).launch
-    output: Tensor = launch.of_lengths(q, k, v, kv_lens, q_lens, block_table)
-    return output
+    return launch.of_lengths(q, k, v, kv_lens, q_lens, block_table)
 
 
 def split(
@@ -157,17 +153,11 @@ def split(
     """The output of few queries over caches with int32 lengths; Unsupported if no kernel can serve them."""
     if block_table is None:
         try:
-            return _splitting(CACHES)(q, k, v, causal, scale, kv_lens)
+            return kernel(CACHES)(q, k, v, causal, scale, kv_lens)
         except Unsupported:  # such as sequences that aren't whole rows apart, which only its TMA needs
-            return _splitting(FEW)(q, k, v, causal, scale, kv_lens)
-    launch: Any = _splitting(CACHES).paged(q, k, v, block_table.shape[1], causal, scale).launch
-    output: Tensor = launch.of_lengths(q, k, v, kv_lens, block_table.contiguous())
-    return output
-
-
-@cache
-def _splitting(name: str) -> Kernel:
-    return rungs.of(ladder.rung(name))
+            return kernel(FEW)(q, k, v, causal, scale, kv_lens)
+    launch: Any = kernel(CACHES).paged(q, k, v, block_table.shape[1], causal, scale).launch
+    return launch.of_lengths(q, k, v, kv_lens, block_table.contiguous())
 
 
 def gathered(k: Tensor, v: Tensor, block_table: Tensor | None) -> tuple[Tensor, Tensor]:

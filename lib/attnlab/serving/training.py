@@ -56,8 +56,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     The gradients are bitwise reproducible. If they are to be differentiated again, PyTorch's operations compute them in
     float32, with all scores in memory.
     """
-    output: Tensor = _Attention.apply(q, k, v, causal, scale)
-    return output
+    return _Attention.apply(q, k, v, causal, scale)
 
 
 class _Attention(torch.autograd.Function):

@@ -40,15 +40,10 @@ _CONTROL = "control."
 def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     """Every implementation that a study may name; a kernel of the ladder is ``kernel.<rung>``.
 
-    Users' functions, ``python.<module>.<function>``, are known if they are named.
+    If there is a ladder, ``kernel.best`` is its kernel that the tuning of the device chooses. Users' functions,
+    ``python.<module>.<function>``, are known if a study `named` them. If it names no kernel, the ladder is not read.
 
-    If there is a ladder, ``kernel.best`` is its kernel that the tuning of the device chooses.
-
-    Args:
-        named: the names in a study; if none of them is in the ladder, the ladder is not read.
-
-    Raises:
-        UserError: the name of a user's function states no module or no function.
+    Raises UserError: the name of a user's function states no module or no function.
     """
     own = [name for name in callables.among(named or ()) if callables.parts(name)]
     fixed = (*SDPA, *PACKED, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH, *own)
@@ -80,11 +75,7 @@ def under_control(name: str) -> str:
 
 
 def require(name: str, names: Collection[str] | None = None) -> str:
-    """Return `name` if it is among `names`, by default all that are known.
-
-    Raises:
-        UserError: it isn't; the message suggests the nearest name.
-    """
+    """Return `name` if it is among `names`, by default all that are known; else UserError suggests the nearest."""
     names = known() if names is None else names
     if name in names:
         return name

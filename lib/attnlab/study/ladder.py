@@ -54,20 +54,7 @@ Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
 class Tile(BaseModel):
-    """An instance of a kernel for one head_dim, at all shapes or at some.
-
-    Attributes:
-        rows: queries that one work item covers.
-        keys: keys that a CTA holds at once.
-        threads: threads per CTA.
-        shared_bytes: dynamic shared memory per CTA.
-        template: template arguments after element, head_dim and causal, by name, in the kernel's order.
-        box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
-        name: distinguishes it from the kernel's other tiles for this head_dim; may be empty if there are none.
-        shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
-        masks: the masks that it serves.
-        for_caches: whether it runs in place of earlier tiles where K and V are in pages, or have more rows than Q.
-    """
+    """An instance of a kernel for one head_dim, at all shapes or at some; kernels/README.md explains each field."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
     head_dim: Size
@@ -114,13 +101,7 @@ class Tile(BaseModel):
 
 
 class Recorded(BaseModel):
-    """A kernel of the ladder as a run recorded it. Only the fields about its gain over an earlier one are read.
-
-    Attributes:
-        after: the kernel that it is compared with; empty if there is none.
-        hypothesis: its change, and the expected gain.
-        expected_speedup: the speedup over `after` at the target.
-    """
+    """A kernel of the ladder as a run recorded it. Only the fields about its gain over an earlier one are read."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     name: Name
@@ -144,30 +125,7 @@ class Recorded(BaseModel):
 class Rung(Recorded):
     """One kernel: its source, its instances and launch, the shapes that it serves, and its expected gain.
 
-    Attributes:
-        arguments: how Q, K, V and O are passed: ``pointers`` or ``tensor maps``.
-        parameters: the kernel's parameters after Q, K, V and O. ``plain``: the heads over all batches, seq_len and
-            the scale, for contiguous tensors of one shape. With all others, tensors may have any strides, heads may
-            share K and V, and lengths and the scale may differ. ``problem`` is a `Problem`; ``scaled problem`` adds
-            the scales of Q, K and V, which are e4m3. ``packing`` is for kernels that split keys over CTAs: a
-            workspace, the lengths of sequences and a `Packing`. There Q, K, V and O are pointers. ``tensor maps`` of
-            K and V follow for CTAs in clusters of 2, whose tiles of rows share a head of K and V. ``caches`` is for
-            kernels that split keys by the lengths of sequences, on the device. ``ragged`` is for kernels of sequences
-            of unequal lengths, whose work an earlier kernel lists on the device.
-        dtypes: the dtypes of Q, K, V and O. If Q, K and V are e4m3, those of O, which may be e4m3 too.
-        merge: with ``packing``, the kernel of the same source that merges the results of CTAs.
-        deals: with ``ragged``, the kernel of the same source that lists the work.
-        most_queries: the most queries of a head that it serves; 0 for any.
-        persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
-        spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
-        reproducible: whether 2 runs on the same inputs have to be bitwise the same.
-        launched_like: the earlier kernel whose `LAUNCH` fields this one inherits; empty for none.
-        text: the source, if it is not the file's.
-        same_code: the hash of a source, and that of an earlier source which compiles to the same machine code, so that
-            its measurements hold (`tools/same_code.py`).
-        replaces: the hash of a source, and that of an earlier source which is slower over the tuning's shapes
-            (`tools/gpu/replaces.py`). Until `make tune`, choices of the earlier one are choices of this one.
-        tiles: its instances; the first of several that serve a shape runs.
+    kernels/README.md explains each field that an entry may state. `text` is the source, if it is in no file.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -294,13 +252,9 @@ class Rung(Recorded):
 
 
 def load(folder: Path | None = None) -> tuple[Rung, ...]:
-    """The kernels in order; none if there is no ladder.toml.
+    """The kernels of a folder, by default `paths.kernels`, in order; none if there is no ladder.toml.
 
-    Args:
-        folder: the folder of the kernels; default `paths.kernels`.
-
-    Raises:
-        UserError: ladder.toml is not valid; the message names the kernel and the remedy.
+    Raises UserError: ladder.toml is not valid; the message names the kernel and the remedy.
     """
     folder = folder or paths.kernels()
     path, where = folder / "ladder.toml", paths.shown(folder / "ladder.toml")
@@ -375,11 +329,7 @@ def texts(rung: Rung) -> dict[str, str]:
 def files(source: str, text: str = "") -> dict[str, str]:
     """A source by its file's name, and the headers next to it that it includes, directly or through others.
 
-    Args:
-        text: the source's text, if it is in no file.
-
-    Raises:
-        UserError: one of them is not a text file.
+    If the source is in no file, it is `text`. Raises UserError: one of them is not a text file.
     """
     found = {source: text} if text else {}
     waiting = _INCLUDE.findall(text) if text else [source]

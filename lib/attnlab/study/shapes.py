@@ -36,11 +36,8 @@ class Shape:
             many as query heads.
         kv_len: number of keys; 0, the default, for as many as queries. A causal mask is aligned to the end: the last
             query sees all keys, as if the first keys came from a cache.
-        lengths: ``equal``, or those of sequences packed without padding, the longest of `seq_len` tokens. ``spread``:
-            the i-th of B has i/B of `seq_len`, rounded up. ``uniform 73 1``: drawn with seed 1, uniform from 73 tokens,
-            the length of the first. ``log-normal 512 1``: drawn with seed 1, with the median 512 and a standard
-            deviation of 1 in the logarithm, clipped to 1 and `seq_len`. ``conversations 1``: drawn with seed 1, with
-            the quantiles of `PROMPTS`, clipped to `seq_len`.
+        lengths: ``equal``, or those of sequences packed without padding, the longest of `seq_len` tokens: ``spread``,
+            ``uniform 73 1``, ``log-normal 512 1`` or ``conversations 1``, as docs/method.md defines them.
         direction: ``forward``; ``training``: the forward and the backward pass, with the gradients of Q, K and V; or
             ``backward``: these gradients alone, after a forward pass that is not timed.
         layout: ``heads first``, contiguous tensors; or ``tokens first``, transposed views of (B, S, H, D), as a model's

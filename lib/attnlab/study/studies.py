@@ -252,14 +252,10 @@ def _path(name: str | Path) -> Path:
 
 
 def parse(stated: dict[str, Any], where: str, known: Collection[str] = ()) -> Study:
-    """The study with these fields.
+    """The study with these fields, which come from `where`.
 
-    Args:
-        where: their origin, for messages.
-        known: the names of the implementations that it may have; empty for `implementations.known`.
-
-    Raises:
-        UserError: something is wrong with a field; the message is one line.
+    Its implementations may be those of `known`, or if that is empty, of `implementations.known`.
+    Raises UserError: something is wrong with a field; the message is one line.
     """
     return validated(Study, stated, where, known)
 

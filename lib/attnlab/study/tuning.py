@@ -131,9 +131,7 @@ def _rounds(items: int, multiprocessors: int) -> float:
 class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
     """The choices on one device: at each shape the fastest instance, and those that may be faster nearby.
 
-    Attributes:
-        multiprocessors: the number that the device has.
-        sources: the hash of each kernel that was a candidate, from `ladder.hashes`.
+    `sources` has the hash of each kernel that was a candidate, from `ladder.hashes`.
     """
 
     version: Literal[4] = 4

@@ -77,8 +77,7 @@ _LAYER = re.compile(r"[A-Za-z0-9_.-]+")
 def split(values: str) -> tuple[str, str]:
     """The name of a distribution, and the amount or layer that it is stated with: ``sink 8`` as ``("sink", "8")``.
 
-    Raises:
-        ValueError: no distribution is stated so; the message lists those that are.
+    Raises ValueError: no distribution is stated so; the message lists those that are.
     """
     name, blank, word = values.partition(" ")
     if name in KINDS:
