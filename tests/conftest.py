@@ -17,6 +17,7 @@ import ladders
 import pytest
 import yaml
 
+from attnlab import __main__
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
 from attnlab.runs.dispatch import Choice, Dispatch
@@ -57,6 +58,18 @@ def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
     said = str(caught.value)
     assert "\n" not in said
     return said
+
+
+def refused(capsys: pytest.CaptureFixture, *words: str) -> str:
+    """Run a command that fails; returns its output, which has to be one line on stderr, without the prefix."""
+    capsys.readouterr()
+    try:
+        failed = __main__.main([*words]) == 1
+    except SystemExit as ended:  # raised by argparse
+        failed = ended.code == 2
+    out, error = capsys.readouterr()
+    assert (failed, out, error[:9], error.find("\n")) == (True, "", "attnlab: ", len(error) - 1)
+    return error[9:-1]
 
 
 def held(data: Path) -> dict[Path, bytes]:
