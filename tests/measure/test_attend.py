@@ -170,6 +170,8 @@ def test_caches_whose_layout_one_kernel_refuses_are_another_ones(monkeypatch):
     assert (causal, scale, lengths.dtype, lengths.tolist()) == (True, 0.5, torch.int32, [3, 9])
     kernels[rungs.FEW] = caches
     assert attnlab.attend(q, k, v, kv_lens=torch.tensor([3, 9])).shape == q.shape
+    kernels.clear()  # none is asked for gradients
+    assert attnlab.attend(q.requires_grad_(), k, v, kv_lens=torch.tensor([3, 9])).requires_grad
 
 
 def test_lengths_of_sequences_have_gradients():
@@ -191,26 +193,6 @@ def test_lengths_that_do_not_fit_are_refused(lengths):
         attnlab.attend(q, k, v, kv_lens=torch.as_tensor(lengths))
     with pytest.raises(TypeError, match=r"^attend takes tensors, and kv_lens is of type list$"):
         attnlab.attend(q, k, v, kv_lens=[1, 2])
-
-
-def test_the_kernel_takes_lengths_where_it_serves_and_sdpa_where_not(monkeypatch):
-    q, k, v = inputs.draw(Shape(2, 2, 4, 64, kv_len=9), 0, CPU)
-    asked = []
-
-    def few(q, k, v, causal, scale, kv_lens, block_table):
-        asked.append((causal, scale, kv_lens.dtype, kv_lens.tolist()))
-        if scale:
-            raise Unsupported("another scale")
-        return "computed"
-
-    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
-    monkeypatch.setattr(ragged, "split", few)
-    lengths = torch.tensor([3, 9])
-    assert attnlab.attend(q, k, v, causal=True, kv_lens=lengths) == "computed"
-    assert attnlab.attend(q, k, v, scale=0.5, kv_lens=lengths).shape == q.shape
-    assert asked == [(True, None, torch.int32, [3, 9]), (False, 0.5, torch.int32, [3, 9])]
-    assert attnlab.attend(q.requires_grad_(), k, v, kv_lens=lengths).requires_grad
-    assert len(asked) == 2
 
 
 # The table
