@@ -186,6 +186,7 @@ def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch)
         Shape(2, 4, 1, 32, kv_heads=2, kv_len=70),
         Shape(3, 4, 50, 32, lengths="spread"),
         Shape(2, 3, 33, 32, dtype="float32", direction="training"),
+        Shape(2, 3, 33, 32, dtype="bfloat16", direction="backward", values="sd 24"),
     ],
     ids=str,
 )

@@ -20,7 +20,7 @@ SWEEPS = {
     "grouped": {**AXES, "seq_len": 16, "kv_heads": 2},
     "decode": {**AXES, "seq_len": 1, "kv_len": 48},
     "end to end": {**AXES, "batch": 3, "seq_len": 16, "lengths": "spread"},
-    "training": {**AXES, "seq_len": 16, "dtype": "float16", "direction": "training"},
+    "training": {**AXES, "seq_len": 16, "dtype": "float16", "direction": ["training", "backward"], "values": "sd 24"},
 }
 # The math backend and SDPA's choice: both serve all these shapes on a CPU.
 NAMES = ["sdpa.auto", "sdpa.math"]
