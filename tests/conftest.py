@@ -9,9 +9,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import starmap
 from pathlib import Path
+from unittest import mock
 
 import ladders
 import pytest
@@ -170,29 +171,20 @@ def torch_as_it_was():
 
     from attnlab.runs import tuned
 
-    interrupt = signal.getsignal(signal.SIGINT)
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     flags = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
-    fill, precision = torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision()
-    cudnn = torch.backends.cudnn
-    kept = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
-    counted = tuned.counted
-    try:
+    attributes = [(torch.backends.cudnn, name) for name in ("allow_tf32", "benchmark", "deterministic")]
+    attributes += [(torch.utils.deterministic, "fill_uninitialized_memory"), (tuned, "counted")]
+    with ExitStack() as after:  # which restores the last one first
+        after.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+        for owner, name in attributes:
+            after.callback(setattr, owner, name, getattr(owner, name))
+        after.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        after.callback(torch.use_deterministic_algorithms, flags[0], warn_only=flags[1])
+        after.callback(torch.set_rng_state, torch.get_rng_state())
+        after.callback(np.random.set_state, np.random.get_state())
+        after.callback(random.setstate, random.getstate())
+        after.enter_context(mock.patch.dict(os.environ))
         yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.set_float32_matmul_precision(precision)
-        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = kept
-        tuned.counted = counted
-        signal.signal(signal.SIGINT, interrupt)
-        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-        if workspace is not None:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
 
 
 class Quickly(Executor):
