@@ -2,13 +2,12 @@
 
 import ctypes
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
 import torch
 from backward import Plan
-from emulation import MEMORY, OF_CTA, program
+from emulation import MEMORY, OF_CTA, printed, program
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -132,11 +131,7 @@ def test_the_kernel_on_an_emulated_multiprocessor(
 ):
     tiling = backward.INSTANCES[head_dim]
     sizes = (head_dim, causal, tiling.rows, batch, heads, kv_heads, queries, keys, grid, paired, whole)
-    runs = []
-    for seed in range(4):
-        command = [emulator, *map(str, (*sizes, seed, tiling.stages))]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-        runs.append([line.split() for line in said.splitlines()])
+    runs = [printed(emulator, *sizes, seed, tiling.stages) for seed in range(4)]
     assert all(run == runs[0] for run in runs)  # the same bits for any timing of threads and copies
     masks = (bool(causal), bool(paired))
     plan = Plan(batch * kv_heads, heads // kv_heads, queries, keys, *masks, grid, tiling.rows, bool(whole))

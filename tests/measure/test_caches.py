@@ -3,13 +3,12 @@
 import ctypes
 import re
 import shutil
-import subprocess
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from emulation import MEMORY, OF_CTA, program
+from emulation import MEMORY, OF_CTA, printed, program
 
 import attnlab
 from attnlab.base import paths
@@ -64,11 +63,7 @@ def test_the_kernel_on_an_emulated_multiprocessor(
     emulator, head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted, lengths
 ):
     sizes = (head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted)
-    found = []
-    for seed in range(3):
-        command = [emulator, *map(str, (*sizes, seed, *lengths))]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-        found.append(dict(line.split() for line in said.splitlines()))
+    found = [dict(printed(emulator, *sizes, seed, *lengths)) for seed in range(3)]
     assert all(each == found[0] for each in found)  # the same bits for any timing of threads and copies
     assert float(found[0]["error"]) < 0.004
     assert found[0]["blind"] == "0"  # queries that see no key
