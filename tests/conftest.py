@@ -73,6 +73,11 @@ def refused(capsys: pytest.CaptureFixture, *words: str) -> str:
     return error[9:-1]
 
 
+def keeping(graphs: list[str]) -> Callable:
+    """A backend of torch.compile that adds the code of each graph to a list."""
+    return lambda graph, _: graphs.append(graph.code) or graph.forward
+
+
 def held(data: Path) -> dict[Path, bytes]:
     """The files of a data folder with their content, without locks and cached frames."""
     files = (path for path in data.rglob("*") if path.is_file() and path.name != ".lock")
