@@ -103,6 +103,19 @@ def gated(call, shape, device="cpu"):
     return subject, pd.DataFrame(rows)
 
 
+class HonestFor:
+    """Right for this many calls; then it does as `otherwise`."""
+
+    def __init__(self, calls: int, otherwise: Callable) -> None:
+        self.left, self.otherwise = calls, otherwise
+
+    def __call__(self, q, k, v, causal):
+        from attnlab.measuring.subjects import sdpa
+
+        self.left -= 1
+        return (sdpa.sdpa if self.left >= 0 else self.otherwise)(q, k, v, causal)
+
+
 def timed(call, shape, timing, device="cpu", samples=100):
     """Check an implementation, or a function, by the gate, and then time it in the rounds of one timing.
 

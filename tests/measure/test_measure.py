@@ -16,7 +16,7 @@ import ladders
 import numpy as np
 import pytest
 import torch
-from conftest import small_copy, tiny_study, told, torch_as_it_was
+from conftest import HonestFor, small_copy, tiny_study, told, torch_as_it_was
 
 from attnlab.base import documents
 from attnlab.compile import check, nvrtc, occupancy
@@ -199,27 +199,19 @@ def test_memory_is_poisoned_inside_and_only_there(locked):
     assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
-class HonestFor:
-    """Right for this many calls; then it returns `then` of its output."""
-
-    def __init__(self, calls, then):
-        self.left, self.then = calls, then
-
-    def __call__(self, q, k, v, causal):
-        self.left -= 1
-        output = sdpa.sdpa(q, k, v, causal)
-        return output if self.left >= 0 else self.then(output)
+def off(*given):
+    return sdpa.sdpa(*given) + 1e-2
 
 
 ODD = {
     "wrong": (
-        HonestFor(0, lambda output: output + 1e-2),
+        off,
         schema.FAILED,
         "before timing, call: error against float64: max .*",
         {"before": False},
     ),
     "late": (  # right for 8 calls: the first 2, and those of the gate before timing
-        HonestFor(8, lambda output: output + 1e-2),
+        HonestFor(8, off),
         schema.FAILED,
         "while timed, eager warm, round 0: error against sdpa.flash on the same.*",
         {"before": True},
@@ -227,7 +219,7 @@ ODD = {
     "broken": (lambda *_: raising(Broken("plain.cu does not compile")), schema.FAILED, "plain.cu does not compile", {}),
     "greedy": (lambda *_: torch.empty(10**13), schema.OUT_OF_MEMORY, ".*DefaultCPUAllocator.*", {}),
     "hungry": (
-        HonestFor(1, lambda _: raising(torch.OutOfMemoryError("there was none left"))),
+        HonestFor(1, lambda *_: raising(torch.OutOfMemoryError("there was none left"))),
         schema.OUT_OF_MEMORY,
         "there was none left",
         {},
@@ -283,7 +275,6 @@ def test_a_block_is_interleaved_in_rounds(mixed):
     assert all(sorted(block["position"]) == [*range(5)] for _, block in rounds)
     assert len({tuple(block["implementation"]) for _, block in rounds}) > 2
     assert mixed.samples["started_s"].is_monotonic_increasing
-    assert (mixed.samples["latency_us"] > 0).all()
 
 
 def test_a_case_that_was_measured_tells_its_operators_memory_and_warm_up(mixed):
