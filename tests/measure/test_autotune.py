@@ -42,15 +42,13 @@ def takes(ms, name, called, wrong=1):
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch, data):
+def gpu(monkeypatch, h200):
     """A machine on which torch reports an H200, and tensors that report this GPU."""
     forget_choices(monkeypatch)
     monkeypatch.setattr(tune, "_refused", set())
     monkeypatch.setattr(tuned, "counted", True)
     monkeypatch.setattr(calls, "KIND", type(tensor(1)))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE[0])
 
 
 @pytest.fixture
