@@ -446,8 +446,7 @@ def test_what_is_no_table_is_told_in_a_line(tmp_path, content, said):
 def test_a_table_that_is_not_there_or_can_not_be_read_is_told(tmp_path):
     with pytest.raises(UserError, match=r"^there is no dispatch table .*: `make dispatch RUN=<run>` writes one$"):
         dispatch.load(tmp_path / "gone.json", "NVIDIA H200")
-    with pytest.raises(UserError, match=r"can't be read: Is a directory$"):
-        dispatch.load(tmp_path, "NVIDIA H200")
+    assert told(lambda: dispatch.load(tmp_path, "NVIDIA H200")).endswith("can't be read: Is a directory")
 
 
 # A run that measures a table's choices
