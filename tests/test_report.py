@@ -15,7 +15,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from attnlab import report
 from attnlab.base import paths
-from attnlab.base.errors import UserError
 
 DEFAULT = "h200-main"
 KERNEL = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
@@ -131,8 +130,7 @@ def test_a_failing_cell_leaves_all_pages_as_they_were(notebooks):
 def test_a_sentence_that_is_not_true_is_written_and_fails_and_warnings_are_passed_on(notebooks, capsys):
     shown = "display({'text/plain': 'kernel.best is\\nfaster'}, raw=True, metadata={'attnlab': {'holds': %s}})"
     notebooks(report=["import warnings\nwarnings.warn('slow')", shown % True, shown % False])
-    with pytest.raises(UserError, match="1 sentences are not true"):
-        report.render()
+    assert "1 sentences are not true" in told(report.render)
     said, page = capsys.readouterr().err, (paths.reports() / DEFAULT / "report.html").read_text()
     assert "report: kernel.best is faster\n" in said
     assert "UserWarning: slow" in said
