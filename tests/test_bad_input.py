@@ -14,7 +14,7 @@ import small
 import yaml
 from conftest import TINY, held, refused, tiny_study
 from ladders import rung
-from reading import make
+from reading import make, program
 
 from attnlab.runs import write
 
@@ -202,18 +202,11 @@ WORDS = [
 ]
 
 
-def interpreter(folder: Path, does: str) -> Path:
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{does}\n")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.mark.parametrize(("words", "said"), WORDS)
 def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place, capsys, words, said):
     """Make passes the words to an interpreter that saves those for the command; here the command gets them."""
     keeps = f'[ "$1" = -m ] || exec {sys.executable} "$@"\nshift 2\nprintf "%s\\n" "$@" > {tmp_path}/words'
-    keeping = interpreter(tmp_path, keeps)
+    keeping = program(tmp_path / "python", keeps)
     before = held(place.data)
     assert make(*words, f"PYTHON={keeping}").returncode == 0
     assert f"attnlab: {refused(capsys, *(tmp_path / 'words').read_text().splitlines())}".startswith(said)
@@ -233,7 +226,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
 )
 def test_bad_input_to_make_is_one_line_besides_its_own(tmp_path, place, words, said):
     if len(words) == 1:  # the reply of an interpreter that is too old or lacks packages for a report
-        words = ["report", "RUN=x", f"PYTHON={interpreter(tmp_path, words[0].format(python=sys.executable))}"]
+        words = ["report", "RUN=x", f"PYTHON={program(tmp_path / 'python', words[0].format(python=sys.executable))}"]
     before = held(place.data)
     ended = make(*words)
     assert ended.returncode == 2
