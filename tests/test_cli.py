@@ -6,6 +6,7 @@ import sys
 import tomllib
 from io import BytesIO, TextIOWrapper
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import synthetic
@@ -95,10 +96,7 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
     ],
 )
 def test_a_full_disk_and_too_little_memory_are_told(capsys, data, monkeypatch, error, said_of):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(measurement, "measured", fail)
+    monkeypatch.setattr(measurement, "measured", Mock(side_effect=error))
     assert refused(capsys, "measure", "--study", "quick").startswith(said_of)
 
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate, product
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -154,11 +155,7 @@ def test_many_queries_of_sequences_are_a_kernels_for_any_length(monkeypatch):
 
 def test_caches_whose_layout_one_kernel_refuses_are_another_ones(monkeypatch):
     q, k, v = inputs.draw(Shape(2, 2, 4, 64, kv_len=9), 0, CPU)
-    asked = []
-
-    def caches(*given):
-        raise Unsupported("sequences that aren't whole rows apart")
-
+    asked, caches = [], Mock(side_effect=Unsupported("sequences that aren't whole rows apart"))
     kernels = {rungs.CACHES: caches, rungs.FEW: lambda *given: asked.append(given) or "few"}
     monkeypatch.setattr(attend, "is_plain", lambda *_: True)
     monkeypatch.setattr(ragged, "_splitting", kernels.get)

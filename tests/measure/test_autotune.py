@@ -3,6 +3,7 @@
 import re
 import warnings
 from functools import partial
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -130,13 +131,6 @@ def test_strides_are_those_of_the_tensors_and_values_stay(called, monkeypatch):
     assert not any(tensor.any() for tensor in given)
 
 
-def raises(error):
-    def call(*_, **__):
-        raise error
-
-    return call
-
-
 @pytest.mark.parametrize(
     ("module", "name", "error", "said"),
     [
@@ -146,7 +140,7 @@ def raises(error):
     ],
 )
 def test_a_failure_meanwhile_is_told_in_a_line(called, monkeypatch, module, name, error, said):
-    monkeypatch.setattr(module, name, raises(error))
+    monkeypatch.setattr(module, name, Mock(side_effect=error))
     with pytest.raises(UserError, match=f"^attnlab.tune can't {re.escape(said)}$"):
         attnlab.tune(*tensors())
 

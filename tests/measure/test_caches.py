@@ -5,6 +5,7 @@ import re
 import shutil
 from functools import partial
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -151,11 +152,8 @@ def test_pages_go_to_kernels_in_place_and_as_copies_if_these_refuse_them(monkeyp
     assert call(torch.zeros(2, 4, 129, 32)) == "copies"
     assert torch.equal(asked[2][1][0, :, :20], each[0][0])
 
-    def refused(*given):
-        raise Unsupported("sequences that aren't whole rows apart")
-
     q = torch.randn(2, 4, 16, 32, dtype=torch.float64)
-    monkeypatch.setattr(ragged, "split", refused)
+    monkeypatch.setattr(ragged, "split", Mock(side_effect=Unsupported("sequences that aren't whole rows apart")))
     right = sdpa.sdpa(q[:1], *(tensor[None] for tensor in each[0]), True)
     torch.testing.assert_close(call(q, causal=True)[:1], right)
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import forks as forking
 import nbformat
@@ -259,10 +260,7 @@ KEPT = "what was recorded of 'begun' is kept: "
     ],
 )
 def test_what_ends_a_process_is_told_in_a_line(begin, monkeypatch, unlocked, one_thread, at, error, expected, data):
-    def failing(*_):
-        raise error
-
-    monkeypatch.setattr(worker, at, failing)
+    monkeypatch.setattr(worker, at, Mock(side_effect=error, __name__=at))
     name = begin(tiny_study()) if at == "measure" else "new"
     assert told(lambda: record.record(name, tiny_study(), "cpu", one_thread)).startswith(expected)
     assert os.listdir(data) == (["begun"] if at == "measure" else [])

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ladders
 import numpy as np
@@ -130,18 +131,14 @@ def test_walking_over_heads_changes_nothing(monkeypatch, causal):
         torch.testing.assert_close(oracle.composed(*drawn, causal), whole, rtol=0, atol=1e-14)
 
 
-def raising(error):
-    raise error
-
-
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
         (lambda: torch.empty(10**13), OutOfMemory, r".*DefaultCPUAllocator.*"),
-        (lambda: raising(torch.OutOfMemoryError("no memory.\nTried")), OutOfMemory, r"no memory\. Tried"),
-        (lambda: raising(RuntimeError("no such\n  thing")), Unsupported, "no such thing"),
+        (Mock(side_effect=torch.OutOfMemoryError("no memory.\nTried")), OutOfMemory, r"no memory\. Tried"),
+        (Mock(side_effect=RuntimeError("no such\n  thing")), Unsupported, "no such thing"),
         # SDPA of nested tensors raises this with a CUDA build of torch on a machine without CUDA.
-        (lambda: raising(torch.AcceleratorError("no driver\nCompile with more options")), Unsupported, "no driver"),
+        (Mock(side_effect=torch.AcceleratorError("no driver\nCompile with more options")), Unsupported, "no driver"),
         (lambda: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
 )
@@ -215,10 +212,10 @@ ODD = {
         "while timed, eager warm, round 0: error against sdpa.flash on the same.*",
         {"before": True},
     ),
-    "broken": (lambda *_: raising(Broken("plain.cu does not compile")), schema.FAILED, "plain.cu does not compile", {}),
+    "broken": (Mock(side_effect=Broken("plain.cu does not compile")), schema.FAILED, "plain.cu does not compile", {}),
     "greedy": (lambda *_: torch.empty(10**13), schema.OUT_OF_MEMORY, ".*DefaultCPUAllocator.*", {}),
     "hungry": (
-        HonestFor(1, lambda *_: raising(torch.OutOfMemoryError("there was none left"))),
+        HonestFor(1, Mock(side_effect=torch.OutOfMemoryError("there was none left"))),
         schema.OUT_OF_MEMORY,
         "there was none left",
         {},
@@ -530,10 +527,7 @@ def test_a_warm_up_goes_on_until_it_is_steady(monkeypatch):
 
 
 def test_inputs_that_do_not_fit_leave_every_case_out_of_memory(monkeypatch):
-    def no_room(shape, device, count):
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(cases, "Windows", no_room)
+    monkeypatch.setattr(cases, "Windows", Mock(side_effect=torch.OutOfMemoryError("no room")))
     recorded = {}
     monkeypatch.setattr(write, "add_part", lambda run, table, key, rows: recorded.update({table: rows}))
     study = tiny_study()

@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -161,10 +162,7 @@ def test_where_no_plan_works_the_first_reason_is_said_in_a_line(pretended, compo
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
 def test_a_device_that_is_full_or_failed_is_no_refusal(pretended, monkeypatch, error):
-    def execute(*_, **__):
-        raise error("of the device")
-
-    monkeypatch.setattr(Graph, "execute_plan_at_index", execute)
+    monkeypatch.setattr(Graph, "execute_plan_at_index", Mock(side_effect=error("of the device")))
     pretended(composite=[1.0, 2.0], unified=[])
     with pytest.raises(error, match="of the device"):
         cudnn.cudnn(Q, Q, Q, False)
