@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -71,6 +72,14 @@ def refused(capsys: pytest.CaptureFixture, *words: str) -> str:
     out, error = capsys.readouterr()
     assert (failed, out, error[:9], error.find("\n")) == (True, "", "attnlab: ", len(error) - 1)
     return error[9:-1]
+
+
+def wait_until(there: Callable[[], object], log: Path | None = None) -> None:
+    """Wait until `there` returns something true."""
+    deadline = time.monotonic() + 300
+    while not there():
+        assert time.monotonic() < deadline, log and log.read_text()
+        time.sleep(0.005)
 
 
 def keeping(graphs: list[str]) -> Callable:

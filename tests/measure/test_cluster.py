@@ -16,8 +16,8 @@ from itertools import cycle
 
 import pandas as pd
 import pytest
-from conftest import SAMPLE, TINY, files_of, refused, tiny_study, told
-from forks import Fork, wait_until
+from conftest import SAMPLE, TINY, files_of, refused, tiny_study, told, wait_until
+from forks import Fork
 
 from attnlab import __main__ as command_line
 from attnlab import measuring as measuring_package

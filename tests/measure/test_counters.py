@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import small
-from conftest import tiny_study
-from forks import wait_until
+from conftest import tiny_study, wait_until
 from reading import program
 
 from attnlab import profile
