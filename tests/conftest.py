@@ -7,16 +7,19 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import starmap
 from pathlib import Path
+from unittest import mock
 
 import ladders
 import pytest
 import yaml
 
+from attnlab import __main__
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
 from attnlab.runs.dispatch import Choice, Dispatch
@@ -59,6 +62,31 @@ def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
     return said
 
 
+def refused(capsys: pytest.CaptureFixture, *words: str) -> str:
+    """Run a command that fails; returns its output, which has to be one line on stderr, without the prefix."""
+    capsys.readouterr()
+    try:
+        failed = __main__.main([*words]) == 1
+    except SystemExit as ended:  # raised by argparse
+        failed = ended.code == 2
+    out, error = capsys.readouterr()
+    assert (failed, out, error[:9], error.find("\n")) == (True, "", "attnlab: ", len(error) - 1)
+    return error[9:-1]
+
+
+def wait_until(there: Callable[[], object], log: Path | None = None) -> None:
+    """Wait until `there` returns something true."""
+    deadline = time.monotonic() + 300
+    while not there():
+        assert time.monotonic() < deadline, log and log.read_text()
+        time.sleep(0.005)
+
+
+def keeping(graphs: list[str]) -> Callable:
+    """A backend of torch.compile that adds the code of each graph to a list."""
+    return lambda graph, _: graphs.append(graph.code) or graph.forward
+
+
 def held(data: Path) -> dict[Path, bytes]:
     """The files of a data folder with their content, without locks and cached frames."""
     files = (path for path in data.rglob("*") if path.is_file() and path.name != ".lock")
@@ -82,6 +110,19 @@ def gated(call, shape, device="cpu"):
     session, windows, subject = subjected(call, shape, device)
     rows = [row for moment in ("before", "after") for row in check_all(session, shape, [subject], windows, moment)]
     return subject, pd.DataFrame(rows)
+
+
+class HonestFor:
+    """Right for this many calls; then it does as `otherwise`."""
+
+    def __init__(self, calls: int, otherwise: Callable) -> None:
+        self.left, self.otherwise = calls, otherwise
+
+    def __call__(self, q, k, v, causal):
+        from attnlab.measuring.subjects import sdpa
+
+        self.left -= 1
+        return (sdpa.sdpa if self.left >= 0 else self.otherwise)(q, k, v, causal)
 
 
 def timed(call, shape, timing, device="cpu", samples=100):
@@ -157,29 +198,20 @@ def torch_as_it_was():
 
     from attnlab.runs import tuned
 
-    interrupt = signal.getsignal(signal.SIGINT)
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     flags = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
-    fill, precision = torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision()
-    cudnn = torch.backends.cudnn
-    kept = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
-    counted = tuned.counted
-    try:
+    attributes = [(torch.backends.cudnn, name) for name in ("allow_tf32", "benchmark", "deterministic")]
+    attributes += [(torch.utils.deterministic, "fill_uninitialized_memory"), (tuned, "counted")]
+    with ExitStack() as after:  # which restores the last one first
+        after.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+        for owner, name in attributes:
+            after.callback(setattr, owner, name, getattr(owner, name))
+        after.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        after.callback(torch.use_deterministic_algorithms, flags[0], warn_only=flags[1])
+        after.callback(torch.set_rng_state, torch.get_rng_state())
+        after.callback(np.random.set_state, np.random.get_state())
+        after.callback(random.setstate, random.getstate())
+        after.enter_context(mock.patch.dict(os.environ))
         yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.set_float32_matmul_precision(precision)
-        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = kept
-        tuned.counted = counted
-        signal.signal(signal.SIGINT, interrupt)
-        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-        if workspace is not None:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
 
 
 class Quickly(Executor):

@@ -17,7 +17,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -26,8 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import conftest
 import pytest
 import small
+from conftest import wait_until
 
 from attnlab import __main__
 from attnlab.base import files
@@ -77,14 +78,6 @@ class Forks:
         return self._process.stdout.readline()
 
 
-def wait_until(there: Callable[[], object], log: Path | None = None, patience_s: float = 120) -> None:
-    """Wait until `there` returns something true."""
-    deadline = time.monotonic() + patience_s
-    while not there():
-        assert time.monotonic() < deadline, log and log.read_text()
-        time.sleep(0.005)
-
-
 @dataclass
 class Fork:
     """The process group of one fork."""
@@ -125,8 +118,6 @@ class Fork:
 
 def command(*arguments: str) -> int:
     """Run a command of attnlab that forks its measuring processes instead of starting new ones."""
-    import conftest
-
     forking = {"mp_context": multiprocessing.get_context("fork"), "initializer": processes.begin, "initargs": ({},)}
     processes.fresh_processes = lambda: conftest.Quickly(ProcessPoolExecutor(1, **forking))
     return __main__.main(list(arguments))
@@ -164,8 +155,6 @@ def kill_at(step: int) -> None:
 
 def kill_at_survey() -> None:
     """Kill the group when it is about to survey the machine."""
-    import conftest
-
     conftest.quick_survey = lambda *_: os.killpg(0, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""The hand-written pages, and `make` run as a user runs it."""
+"""The hand-written pages, `make` run as a user runs it, and programs to put in place of others."""
 
 import os
 import subprocess
@@ -9,6 +9,14 @@ from attnlab.base import paths
 READMES = ("README.md", "CONTRIBUTING.md", *(f"{of}/README.md" for of in ("kernels", "data", "figures", "reports")))
 PAGES = [*(paths.ROOT / name for name in READMES), *sorted((paths.ROOT / "docs").glob("*.md"))]
 """The hand-written pages, without the notebooks."""
+
+
+def program(file: Path, script: str) -> Path:
+    """Write a shell script that may be executed; returns its path."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
 
 
 def make(*words: str, cwd: Path = paths.ROOT, **environment: str) -> subprocess.CompletedProcess:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import synthetic
+from conftest import TINY
 from pyarrow import parquet
 
 from attnlab.base import documents
@@ -20,19 +21,9 @@ from attnlab.study.shapes import Shape
 
 Part = tuple[str, str, pd.DataFrame]
 """The table of a block of rows, its key and the rows."""
-AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
-STATED: dict[str, Any] = {
-    "name": "small",
-    "title": "Small",
-    "device": "cpu",
-    "implementations": ["sdpa.auto"],
-    "baseline": "sdpa.auto",
-    "target": AXES,
-    "timings": [{"clock": "eager", "cache": "warm"}],
-    "samples": 2,
-    "panel": False,
-    "sweeps": {"seq_len": AXES},
-}
+AXES = TINY["target"] | {"seq_len": 16}
+STATED: dict[str, Any] = TINY | {"name": "small", "title": "Small", "implementations": ["sdpa.auto"]}
+STATED |= {"target": AXES, "sweeps": {"seq_len": AXES}, "samples": 2, "replicates": 1}
 
 
 def study(**changes: Any) -> studies.Study:

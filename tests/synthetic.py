@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import ladders
 import numpy as np
 import pandas as pd
 import pytest
@@ -222,19 +223,9 @@ def manifest(recipe: Recipe = Recipe(), study: studies.Study | None = None) -> d
 
 def _rung(name: str) -> dict[str, Any]:
     number = list(RUNGS).index(name) + 1
-    return {
-        "name": name,
-        "title": f"step {number}",
-        "source": f"{number}_{name}.cu",
-        "function": name,
-        "after": RUNGS[name],
-        "hypothesis": f"Chosen, so that {name} takes as long as it does.",
-        "expected_speedup": 2.0,
-        "dtypes": ["float16"],
-        "architectures": ["sm_90"],
-        "arguments": "pointers",
-        "tiles": [{"head_dim": 64, "rows": 64, "keys": 64, "threads": 128, "shared_bytes": 0}],
-    }
+    stated = {"name": name, "title": f"step {number}", "source": f"{number}_{name}.cu", "function": name}
+    stated |= {"after": RUNGS[name], "hypothesis": f"Chosen, so that {name} takes as long as it does."}
+    return ladders.rung(**stated, expected_speedup=2.0, dtypes=["float16"], architectures=["sm_90"])
 
 
 def _resources(name: str, shape: Shape, where: Row) -> Row:

@@ -12,11 +12,10 @@ import ladders
 import pytest
 import small
 import yaml
-from conftest import TINY, held, tiny_study
+from conftest import TINY, held, refused, tiny_study
 from ladders import rung
-from reading import make
+from reading import make, program
 
-from attnlab import __main__
 from attnlab.runs import write
 
 MEASURE = ("measure", "--run", "new", "--study", "{study}")
@@ -186,23 +185,9 @@ def test_bad_input_is_one_line_and_a_status_and_changes_no_run(place, capsys, sp
         pytest.importorskip("cuda.bindings.nvrtc")
     spoil(place)
     before = held(place.data)
-    assert said in refused(capsys, [os.fspath(place.study) if word == "{study}" else word for word in command])
+    words = [os.fspath(place.study) if word == "{study}" else word for word in command]
+    assert said in f"attnlab: {refused(capsys, *words)}"
     assert held(place.data) == before
-
-
-def refused(capsys, words: list[str]) -> str:
-    """The error of a failing command on stderr: one line."""
-    capsys.readouterr()
-    try:
-        status = __main__.main(words)
-    except SystemExit as ended:  # raised by argparse
-        status = ended.code
-    assert status in (1, 2)
-    error = capsys.readouterr().err
-    assert error.startswith("attnlab: ")
-    assert error.endswith("\n")
-    assert len(error.splitlines()) == 1
-    return error
 
 
 # Through make
@@ -217,21 +202,14 @@ WORDS = [
 ]
 
 
-def interpreter(folder: Path, does: str) -> Path:
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{does}\n")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.mark.parametrize(("words", "said"), WORDS)
 def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place, capsys, words, said):
     """Make passes the words to an interpreter that saves those for the command; here the command gets them."""
     keeps = f'[ "$1" = -m ] || exec {sys.executable} "$@"\nshift 2\nprintf "%s\\n" "$@" > {tmp_path}/words'
-    keeping = interpreter(tmp_path, keeps)
+    keeping = program(tmp_path / "python", keeps)
     before = held(place.data)
     assert make(*words, f"PYTHON={keeping}").returncode == 0
-    assert said in refused(capsys, (tmp_path / "words").read_text().splitlines())
+    assert f"attnlab: {refused(capsys, *(tmp_path / 'words').read_text().splitlines())}".startswith(said)
     assert held(place.data) == before
 
 
@@ -248,7 +226,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
 )
 def test_bad_input_to_make_is_one_line_besides_its_own(tmp_path, place, words, said):
     if len(words) == 1:  # the reply of an interpreter that is too old or lacks packages for a report
-        words = ["report", "RUN=x", f"PYTHON={interpreter(tmp_path, words[0].format(python=sys.executable))}"]
+        words = ["report", "RUN=x", f"PYTHON={program(tmp_path / 'python', words[0].format(python=sys.executable))}"]
     before = held(place.data)
     ended = make(*words)
     assert ended.returncode == 2

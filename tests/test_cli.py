@@ -6,24 +6,14 @@ import sys
 import tomllib
 from io import BytesIO, TextIOWrapper
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import synthetic
-from conftest import tiny_study
+from conftest import refused, tiny_study
 
 from attnlab import __main__, commands, measurement
 from attnlab.base import paths
-
-
-def said(capsys, *arguments: str) -> str:
-    """Run a command that fails; returns its one line on stderr, without the prefix."""
-    assert __main__.main(list(arguments)) == 1
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("attnlab: ")
-    (line,) = error.splitlines()
-    assert error.endswith("\n")
-    return line.removeprefix("attnlab: ")
 
 
 def test_the_version_is_that_of_the_package(capsys):
@@ -38,7 +28,7 @@ def test_the_version_is_that_of_the_package(capsys):
 @pytest.mark.parametrize("command", ["measure", "report", "explore", "export", "close"])
 def test_a_run_is_not_called_what_lies_beside_the_runs(capsys, data, command, name):
     expected = f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name"
-    assert said(capsys, command, "--run", name) == expected
+    assert refused(capsys, command, "--run", name) == expected
     assert not data.exists()
 
 
@@ -48,14 +38,14 @@ def test_reports_that_can_not_be_written_are_told_before_a_notebook_is_executed(
     reports.write_text("")
     for command in (["report", "--run", "there"], ["notebook", "01_environment", "-p", "run=there"]):
         said_of = f"{reports}/there: Not a directory: have it take files, or name another folder by ATTNLAB_REPORTS"
-        assert said(capsys, *command) == said_of
+        assert refused(capsys, *command) == said_of
 
 
 def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
     path = write_study()
     path.rename(path.with_suffix(""))
     expected = "ladder, quick, ragged, scaling, training, values; a path to a study ends with .yaml or .yml"
-    assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
+    assert refused(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
 
 
 def test_without_a_gpu(capsys, data, write_study, monkeypatch):
@@ -64,12 +54,12 @@ def test_without_a_gpu(capsys, data, write_study, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     expected = "cuda was asked for, but torch sees no NVIDIA GPU here: use DEVICE=cpu, or render a recorded run by "
     expected += "`make report RUN=<name>`"
-    assert said(capsys, "measure", "--device", "cuda") == expected
-    assert said(capsys, "measure", "--study", str(write_study()), "--device", "cuda") == expected
-    assert said(capsys, "measure", "--study", str(write_study(device="cuda"))) == expected
+    assert refused(capsys, "measure", "--device", "cuda") == expected
+    assert refused(capsys, "measure", "--study", str(write_study()), "--device", "cuda") == expected
+    assert refused(capsys, "measure", "--study", str(write_study(device="cuda"))) == expected
     assert not data.exists()
     tuning = "tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one"
-    assert said(capsys, "tune") == tuning
+    assert refused(capsys, "tune") == tuning
 
 
 def test_quotes_hold_a_value_together_which_is_what_yaml_makes_of_it():
@@ -106,11 +96,8 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
     ],
 )
 def test_a_full_disk_and_too_little_memory_are_told(capsys, data, monkeypatch, error, said_of):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(measurement, "measured", fail)
-    assert said(capsys, "measure", "--study", "quick").startswith(said_of)
+    monkeypatch.setattr(measurement, "measured", Mock(side_effect=error))
+    assert refused(capsys, "measure", "--study", "quick").startswith(said_of)
 
 
 @pytest.mark.parametrize("moment", ["imported", "run"])
@@ -161,5 +148,5 @@ def test_without_torch_measuring_says_what_is_missing(capsys, data, monkeypatch,
 
     monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
     for words in (["measure", "--study", "quick"], ["measure"], ["tune"]):
-        assert said(capsys, *words) == f"measuring needs {name}, which is not installed: `make measure` sets it up"
+        assert refused(capsys, *words) == f"measuring needs {name}, which is not installed: `make measure` sets it up"
     assert not data.exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from reading import PAGES, make
+from reading import PAGES, make, program
 from sanitize import each_arriving
 from tools import environment_yml
 
@@ -108,12 +108,6 @@ def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
     probe = "show:; $(python) -c 'import os; print(os.environ[\"PYTHONPATH\"])'"
     shown = make("-f", "Makefile", f"--eval={probe}", "show", f"PYTHON={sys.executable}", PYTHONPATH="/elsewhere")
     assert shown.stdout.split(":") == [f"{ROOT}/lib", "/elsewhere\n"]
-
-
-def program(file: Path, script: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(0o755)
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pip
 import pytest
+from conftest import wait_until
 
 from attnlab.base import paths
 
@@ -115,10 +115,7 @@ class Project:
         """Start the script, and wait until it stops at a step, where it stays until `go_on`."""
         (self.folder / "hold").write_text(step)
         process = self.start()
-        until = time.monotonic() + PATIENCE_S
-        while not (self.folder / "held").exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until((self.folder / "held").exists)
         return process
 
     def go_on(self) -> None:

@@ -5,17 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import told
+from conftest import told, wait_until
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from attnlab import report
 from attnlab.base import paths
-from attnlab.base.errors import UserError
 
 DEFAULT = "h200-main"
 KERNEL = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
@@ -131,8 +129,7 @@ def test_a_failing_cell_leaves_all_pages_as_they_were(notebooks):
 def test_a_sentence_that_is_not_true_is_written_and_fails_and_warnings_are_passed_on(notebooks, capsys):
     shown = "display({'text/plain': 'kernel.best is\\nfaster'}, raw=True, metadata={'attnlab': {'holds': %s}})"
     notebooks(report=["import warnings\nwarnings.warn('slow')", shown % True, shown % False])
-    with pytest.raises(UserError, match="1 sentences are not true"):
-        report.render()
+    assert "1 sentences are not true" in told(report.render)
     said, page = capsys.readouterr().err, (paths.reports() / DEFAULT / "report.html").read_text()
     assert "report: kernel.best is faster\n" in said
     assert "UserWarning: slow" in said
@@ -161,19 +158,12 @@ def test_ctrl_c_ends_everything(notebooks, tmp_path):
         "sys.exit(__main__.main(['report']))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    _wait(lambda: pid.is_file() and pid.read_text())
+    wait_until(lambda: pid.is_file() and pid.read_text())
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=300)[1].endswith("attnlab: interrupted; what was recorded is kept\n")
     assert process.returncode == 130
     kernel = Path("/proc", pid.read_text())
-    _wait(lambda: not kernel.exists())
-
-
-def _wait(until):
-    end = time.monotonic() + 300
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(lambda: not kernel.exists())
 
 
 def test_the_report_reads_on_without_a_gpu(tmp_path, monkeypatch):

@@ -1,9 +1,5 @@
-"""A model of kernels/backward.cuh: the tile of each task at each step, and the order of additions to dQ.
+"""A model of kernels/backward.cuh: the tile of each task at each step, and the order of additions to dQ."""
 
-CTAs are agents that take a step when the step's tile has reached their turn. They run in random order, or by a clock.
-"""
-
-import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,58 +85,3 @@ class Plan:
             for tile, each in visits.items()
             for turn, (*_, task, step) in enumerate(sorted(each))
         }
-
-    def additions(self, seed: int) -> dict[Tile, list[int]]:
-        """The tasks that add to each tile, in order, if CTAs advance at random; AssertionError on a deadlock."""
-        chance, added = random.Random(seed), defaultdict(list)
-        steps = {task: sum(1 for _ in self.steps(task)) for task in range(self.heads * self.tasks)}
-        queues = [
-            [(task, step) for task in self.of_cta(cta) for step in range(steps[task])][::-1]
-            for cta in range(min(self.grid, len(steps)))
-        ]
-        while any(queues):
-            ready = [
-                queue for queue in queues if queue and len(added[self.turns[queue[-1]][0]]) == self.turns[queue[-1]][1]
-            ]
-            assert ready, "all wait for good"
-            for queue in chance.sample(ready, chance.randint(1, len(ready))):
-                tile, turn = self.turns[queue[-1]]
-                if len(added[tile]) == turn:
-                    added[tile].append(queue.pop()[0])
-        return dict(added)
-
-    def duration(self, latency: float = 0.6, ahead: float = 1.0, between: float = PAUSE) -> tuple[float, float]:
-        """The latency of the whole in steps, and the latency if no CTA waited for its turn.
-
-        Args:
-            latency: from the start of an addition to the earliest start of the next one to its tile.
-            ahead: the steps that dQ of a step can wait before its CTA waits.
-            between: the cost of a block of keys, in addition to its steps.
-        """
-        free, alone = [0.0] * self.grid, [0.0] * self.grid
-        passed: dict[Tile, float] = {}
-        events, done = [], {}
-        for cta in range(self.grid):
-            order = []
-            for task in self.of_cta(cta):
-                blocks = [block for block, *_ in self.steps(task)]
-                order += [(task, step, step == 0 or blocks[step - 1] != blocks[step]) for step in range(len(blocks))]
-            events.append(order[::-1])
-        waiting = True
-        while waiting:
-            waiting = False
-            for cta, order in enumerate(events):
-                while order:
-                    task, step, begins = order[-1]
-                    tile, turn = self.turns[task, step]
-                    if done.get(tile, 0) != turn:
-                        waiting = True
-                        break
-                    order.pop()
-                    cost = 1 + between * begins
-                    alone[cta] += cost
-                    ends = free[cta] + cost
-                    at = max(ends, passed.get(tile, 0.0))
-                    free[cta] = max(ends, at - ahead)
-                    passed[tile], done[tile] = at + latency, turn + 1
-        return max(free), max(alone)

@@ -1,5 +1,6 @@
 """Kernels for Hopper, compiled for this machine's CPU: emulated/emulated.h replaces what only a GPU has."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -41,6 +42,13 @@ def program(folder, name, *options):
     stated = ("-O1", "-std=c++17", "-w", f"-I{folder}", f"-I{EMULATED}", *options)
     subprocess.run([compiler, *stated, EMULATED / f"{name}.cpp", "-o", folder / name], check=True, timeout=300)
     return folder / name
+
+
+def printed(program, *given, **environment):
+    """The words of each line that a program prints if it is given these."""
+    command, env = [program, *map(str, given)], os.environ | environment
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=env).stdout
+    return [line.split() for line in said.splitlines()]
 
 
 def emulated(text):

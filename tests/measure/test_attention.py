@@ -8,6 +8,7 @@ from threading import Event, Thread
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import keeping
 from torch.nn.attention import varlen
 from torch.nn.attention.bias import causal_lower_right
 
@@ -161,7 +162,7 @@ def test_a_compiled_model_calls_the_operator_within_the_block_without_a_graph_br
     def model(q, k):
         return F.scaled_dot_product_attention(q, k, k, is_causal=q.shape[2] == k.shape[2]) + 1
 
-    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward)
+    compiled = torch.compile(model, fullgraph=True, backend=keeping(graphs))
     expected = compiled(Q, Q)
     with attnlab.attention():
         torch.testing.assert_close(compiled(Q, Q), expected)
@@ -280,10 +281,6 @@ def test_compiled_calls_of_unlike_lengths_break_no_graph_and_are_compiled_once(m
     torch._dynamo.reset()
     graphs, compiled = [], {}
 
-    def kept(graph, _):
-        graphs.append(graph.code)
-        return graph.forward
-
     def packed(q, ends):
         return varlen.varlen_attn(q, q, q, ends, ends, 512, 512, window_size=(-1, 0))
 
@@ -298,7 +295,7 @@ def test_compiled_calls_of_unlike_lengths_break_no_graph_and_are_compiled_once(m
         return attnlab.attend(q[None], q[None], q[None], True, kv_lens=ends[-1:], q_lens=ends[-1:])[0]
 
     for call in (packed, nested, own, padded):
-        compiled[call] = torch.compile(call, fullgraph=True, dynamic=True, backend=kept)
+        compiled[call] = torch.compile(call, fullgraph=True, dynamic=True, backend=keeping(graphs))
     for lengths in ([5, 7], [3, 4, 9], [1, 0, 2, 30]):
         rows = torch.randn(sum(lengths), 4, 16)
         ends = torch.tensor([0, *lengths]).cumsum(0)

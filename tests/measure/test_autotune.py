@@ -3,6 +3,7 @@
 import re
 import warnings
 from functools import partial
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -42,15 +43,13 @@ def takes(ms, name, called, wrong=1):
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch, data):
+def gpu(monkeypatch, h200):
     """A machine on which torch reports an H200, and tensors that report this GPU."""
     forget_choices(monkeypatch)
     monkeypatch.setattr(tune, "_refused", set())
     monkeypatch.setattr(tuned, "counted", True)
     monkeypatch.setattr(calls, "KIND", type(tensor(1)))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE[0])
 
 
 @pytest.fixture
@@ -132,13 +131,6 @@ def test_strides_are_those_of_the_tensors_and_values_stay(called, monkeypatch):
     assert not any(tensor.any() for tensor in given)
 
 
-def raises(error):
-    def call(*_, **__):
-        raise error
-
-    return call
-
-
 @pytest.mark.parametrize(
     ("module", "name", "error", "said"),
     [
@@ -148,7 +140,7 @@ def raises(error):
     ],
 )
 def test_a_failure_meanwhile_is_told_in_a_line(called, monkeypatch, module, name, error, said):
-    monkeypatch.setattr(module, name, raises(error))
+    monkeypatch.setattr(module, name, Mock(side_effect=error))
     with pytest.raises(UserError, match=f"^attnlab.tune can't {re.escape(said)}$"):
         attnlab.tune(*tensors())
 

@@ -3,13 +3,13 @@
 import ctypes
 import re
 import shutil
-import subprocess
 from functools import partial
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 import torch
-from emulation import MEMORY, OF_CTA, program
+from emulation import MEMORY, OF_CTA, printed, program
 
 import attnlab
 from attnlab.base import paths
@@ -64,11 +64,7 @@ def test_the_kernel_on_an_emulated_multiprocessor(
     emulator, head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted, lengths
 ):
     sizes = (head_dim, causal, rows, kv_heads, group, queries, keys, page, wanted)
-    found = []
-    for seed in range(3):
-        command = [emulator, *map(str, (*sizes, seed, *lengths))]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-        found.append(dict(line.split() for line in said.splitlines()))
+    found = [dict(printed(emulator, *sizes, seed, *lengths)) for seed in range(3)]
     assert all(each == found[0] for each in found)  # the same bits for any timing of threads and copies
     assert float(found[0]["error"]) < 0.004
     assert found[0]["blind"] == "0"  # queries that see no key
@@ -156,11 +152,8 @@ def test_pages_go_to_kernels_in_place_and_as_copies_if_these_refuse_them(monkeyp
     assert call(torch.zeros(2, 4, 129, 32)) == "copies"
     assert torch.equal(asked[2][1][0, :, :20], each[0][0])
 
-    def refused(*given):
-        raise Unsupported("sequences that aren't whole rows apart")
-
     q = torch.randn(2, 4, 16, 32, dtype=torch.float64)
-    monkeypatch.setattr(ragged, "split", refused)
+    monkeypatch.setattr(ragged, "split", Mock(side_effect=Unsupported("sequences that aren't whole rows apart")))
     right = sdpa.sdpa(q[:1], *(tensor[None] for tensor in each[0]), True)
     torch.testing.assert_close(call(q, causal=True)[:1], right)
 

@@ -16,8 +16,8 @@ from itertools import cycle
 
 import pandas as pd
 import pytest
-from conftest import SAMPLE, TINY, files_of, tiny_study, told
-from forks import Fork, wait_until
+from conftest import SAMPLE, TINY, files_of, refused, tiny_study, told, wait_until
+from forks import Fork
 
 from attnlab import __main__ as command_line
 from attnlab import measuring as measuring_package
@@ -113,12 +113,10 @@ def instead(monkeypatch):
 
 
 def require_whole(name, study):
-    """Check that a run is complete and has every sample once; returns it."""
+    """Check that a run is complete and has every sample once, which `load` checks too; returns it."""
     run, cases = read.load(name), len(study.shapes) * len(study.subjects) * study.replicates
     assert run.complete
-    assert not run.samples.duplicated(SAMPLE).any()
     assert len(run.samples) == cases * study.samples * len(study.timings)
-    assert not run.cases.duplicated([*schema.CASE, "replicate"]).any()
     assert len(run.cases) == cases
     assert set(run.samples["process"]) <= set(run.processes["process"])
     assert files_of(name) == {"manifest.json", *run.manifest["files"]}
@@ -405,8 +403,7 @@ BAD_INPUT = {
 
 @pytest.mark.parametrize("words", BAD_INPUT)
 def test_bad_input_is_refused_in_a_line(words, data, write_study, capsys):
-    assert command_line.main(["measure", "--study", str(write_study(device="cuda")), *words.split()]) == 1
-    assert lines(capsys) == [f"attnlab: {BAD_INPUT[words]}"]
+    assert refused(capsys, "measure", "--study", str(write_study(device="cuda")), *words.split()) == BAD_INPUT[words]
     assert not data.exists()
 
 
@@ -422,9 +419,8 @@ def test_an_address_at_which_no_scheduler_answers_is_refused_in_a_line(two, data
             "nonsense://a": ".*",
         }
         for address, why in whys.items():
-            assert command_line.main(["measure", "--study", str(write_study()), "--scheduler", address]) == 1
-            (said,) = lines(capsys)
-            stated = rf"attnlab: no scheduler answers at {address} \({why}\): start one with `dask scheduler`"
+            said = refused(capsys, "measure", "--study", str(write_study()), "--scheduler", address)
+            stated = rf"no scheduler answers at {address} \({why}\): start one with `dask scheduler`"
             assert re.fullmatch(stated, said)
     assert not data.exists()
 
@@ -434,6 +430,7 @@ def test_without_dask_it_says_so(data, write_study, capsys, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, clusters.__name__)
     monkeypatch.delattr(measuring_package, "cluster")
-    assert command_line.main(["measure", "--study", str(write_study()), "--scheduler", "tcp://a:1"]) == 1
-    needs = "attnlab: measuring on several GPUs needs dask, which is not installed: "
-    assert lines(capsys) == [f"{needs}`make measure` with GPUS or SCHEDULER sets it up"]
+    needs = (
+        "measuring on several GPUs needs dask, which is not installed: `make measure` with GPUS or SCHEDULER sets it up"
+    )
+    assert refused(capsys, "measure", "--study", str(write_study()), "--scheduler", "tcp://a:1") == needs

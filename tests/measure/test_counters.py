@@ -3,17 +3,16 @@
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import small
-from conftest import tiny_study
+from conftest import tiny_study, wait_until
+from reading import program
 
 from attnlab import profile
 from attnlab.measuring.instruments import counters
 from attnlab.runs import metrics, read, write
-from attnlab.runs.tables import TABLES
 
 HEADER = ["ID", "Kernel Name", "Block Size", "gpu__time_duration.sum", "sm__cycles_elapsed.max", "not__asked.sum"]
 UNITS = ["", "", "", "ns", "cycle", ""]
@@ -82,12 +81,10 @@ def ncu(asked, data, monkeypatch):
     write.create("begun", small.manifest(tiny_study()))
 
     def place(does: str) -> str:
-        path = asked.with_name("ncu")
         version = 'if [ "$1" = --version ]; then echo "Version 2025.3.1.0 (build 1)"; exit; fi'
-        path.write_text(f'#!/bin/sh\n{version}\necho "$*" >> {asked}\n{does}')
-        path.chmod(0o755)
-        monkeypatch.setenv("ATTNLAB_NCU", os.fspath(path))
-        return os.fspath(path)
+        path = os.fspath(program(asked.with_name("ncu"), f'{version}\necho "$*" >> {asked}\n{does}'))
+        monkeypatch.setenv("ATTNLAB_NCU", path)
+        return path
 
     return place
 
@@ -132,7 +129,6 @@ def test_what_every_replicate_measured_is_profiled_once_and_beyond_the_target_un
     assert told["command"].startswith("ncu --clock-control none")
     assert 'python -m attnlab.measuring.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
     rows = read.load("begun").profile
-    assert list(rows.columns) == TABLES["profile"].names
     shapes = rows.groupby("implementation")["seq_len"].agg(lambda column: sorted(set(column)))
     assert shapes.to_dict() == {"sdpa.auto": [16, 32], "sdpa.flash": [16], "sdpa.math": [32]}
     counters.take("begun", study, "cuda")
@@ -195,7 +191,4 @@ def test_who_takes_too_long_is_ended_with_all_it_started(ncu, two, tmp_path, mon
     told = counters.take("begun", tiny_study(), "cuda")
     assert told["why"] == "sdpa.auto: not done after 0.5 s; sdpa.flash: not done after 0.5 s"
     assert len(children) == 3  # of both together, and of each
-    deadline = time.monotonic() + 60
-    while any(map(is_running, children)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, children))
+    wait_until(lambda: not any(map(is_running, children)))

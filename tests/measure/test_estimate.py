@@ -1,5 +1,7 @@
 """The estimate of a study's duration: the cost of a call, and of the calls before the first sample."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -40,9 +42,7 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
         called.append(q.shape[2])
         return torch.empty_like(q)
 
-    def refuses(q, k, v, causal):
-        raise RuntimeError("not here")
-
+    refuses = Mock(side_effect=RuntimeError("not here"))
     found = {"sdpa.auto": Implementation("sdpa.auto", slow), "sdpa.math": Implementation("sdpa.math", refuses)}
     found["reference.float64"] = found["sdpa.math"]
     monkeypatch.setattr(registry, "find", found.get)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import forks as forking
 import nbformat
@@ -101,7 +102,6 @@ def test_killed_at_random_moments_a_run_loses_doubles_and_halves_nothing(forks, 
                 assert (status, len(said)) == (1, 1)
             assert files_of(name) == {"manifest.json", *run.manifest["files"]}
             for columns, table in ((SAMPLE, "samples"), (CASE, "cases")):
-                assert not getattr(run, table).duplicated(columns).any()
                 pd.testing.assert_frame_equal(getattr(run, table)[columns], getattr(whole, table)[columns])
             if parts and len(written):  # all as they were
                 kept = run.samples.merge(written[SAMPLE], on=SAMPLE, how="inner")
@@ -260,10 +260,7 @@ KEPT = "what was recorded of 'begun' is kept: "
     ],
 )
 def test_what_ends_a_process_is_told_in_a_line(begin, monkeypatch, unlocked, one_thread, at, error, expected, data):
-    def failing(*_):
-        raise error
-
-    monkeypatch.setattr(worker, at, failing)
+    monkeypatch.setattr(worker, at, Mock(side_effect=error, __name__=at))
     name = begin(tiny_study()) if at == "measure" else "new"
     assert told(lambda: record.record(name, tiny_study(), "cpu", one_thread)).startswith(expected)
     assert os.listdir(data) == (["begun"] if at == "measure" else [])
@@ -280,7 +277,6 @@ def test_of_two_that_measure_into_one_run_one_is_refused(forks, held_up, study, 
     assert said == ["attnlab: another process is measuring into the run 'shared': wait for it, or name another"]
     assert first.end()[0] == 0
     run = read.load("shared")
-    assert not run.samples.duplicated(SAMPLE).any()
     assert set(run.processes["process"]) == set(run.samples["process"])
 
 

@@ -107,8 +107,7 @@ def test_it_is_a_rung_that_nothing_tunes():
     assert tuning.hashes(implementations.FP8, "any") == dict.fromkeys(
         implementations.FP8[:-1], ladder.hashes([entry])["kernel.fp8"]
     )
-    with pytest.raises(Unsupported, match="in e4m3 with their scales"):
-        rung()(HALF, HALF, HALF, False)
+    assert "in e4m3 with their scales" in told(lambda: rung()(HALF, HALF, HALF, False), Unsupported)
 
 
 def test_the_scales_of_a_launch_are_where_the_tensors_are():

@@ -182,15 +182,6 @@ def test_a_saboteur_is_caught_and_the_reason_says_at_what(name, dtype):
     assert checks["passed"].tolist() == [True] * (len(checks) - 1) + [False]  # a failed implementation stops
 
 
-def test_who_ignores_the_mask_is_caught():
-    def ignores_the_mask(q, k, v, causal):
-        return sdpa.sdpa(q, k, v, False)
-
-    subject, _ = gated(ignores_the_mask, SHAPE.resized(causal=True))
-    assert subject.reason.startswith(f"before timing, call: {WRONG}")
-    assert gated(ignores_the_mask, SHAPE)[0].alive
-
-
 @pytest.mark.parametrize("seq_len", [1, 2, 64])
 def test_who_is_right_for_the_first_normal_inputs_only_is_caught_after_timing_at_the_latest(seq_len):
     class OffForOtherNormalInputs(RightForTheFirstSeed):

@@ -117,6 +117,7 @@ PLAINLY = [*product(["sdpa.flash"], ["float32", "float16"]), *product(["sdpa.mat
 PASSING = [
     *product(["honest"], (shape.resized(dtype=dtype) for shape in SHAPES for dtype in DTYPES[shape.direction])),
     *product(["sdpa.auto", "sdpa.flash", "sdpa.math", "reference.float64"], [*SHAPES, SPREAD.resized(kv_heads=2)]),
+    *product(["dispatch.attend"], [shape for shape in SHAPES if shape.trains]),
     *product(["sdpa.padded", "sdpa.each", "sdpa.math"], [SPREAD.resized(kv_heads=2, causal=True), DRAWN]),
     *((name, PLAIN.resized(dtype=dtype, values=kind)) for (name, dtype), kind in product(PLAINLY, SYNTHETIC)),
 ]
@@ -124,7 +125,7 @@ PASSING = [
 
 @pytest.mark.parametrize(("name", "shape"), PASSING, ids=str)
 def test_what_is_honest_passes_or_torch_says_why_not(name, shape):
-    subject, checks = gated(honest() if name == "honest" else REGISTRY[name], shape)
+    subject, checks = gated(honest() if name == "honest" else registry.find(name), shape)
     if subject.status == "skipped":
         assert name != "honest", subject.reason
         assert shape.values in (NORMAL, DRAWN.values), subject.reason

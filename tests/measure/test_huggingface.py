@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import keeping
 
 import attnlab
 
@@ -100,9 +101,7 @@ def test_under_torch_compile_a_prompt_and_a_static_cache_break_no_graph(made):
     network, _ = made
     network.set_attn_implementation(NAME)
     graphs, held = [], CACHES["static"](network.config)
-    compiled = torch.compile(
-        network, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward
-    )
+    compiled = torch.compile(network, fullgraph=True, backend=keeping(graphs))
     torch.testing.assert_close(compiled(tokens()).logits, network(tokens(), use_cache=False).logits)
     network(tokens(), past_key_values=held)
     ours = compiled(tokens(length=3), past_key_values=held).logits
@@ -117,9 +116,7 @@ def test_under_torch_compile_a_prompt_and_a_static_cache_break_no_graph(made):
 def test_generate_compiles_the_steps_after_a_static_cache_once():
     """`generate` makes the mask of a step outside of the compiled model, and hands it to it."""
     network, graphs = of_tokens(FAMILIES["llama"]()), []
-    settings = transformers.CompileConfig(
-        backend=lambda graph, _: graphs.append(graph.code) or graph.forward, fullgraph=True, mode=None
-    )
+    settings = transformers.CompileConfig(backend=keeping(graphs), fullgraph=True, mode=None)
     settings._compile_all_devices = True  # by default, models on a CPU aren't compiled
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "cache_implementation": "static"}
     theirs, ours = by_both(network, lambda net: net.generate(tokens(), compile_config=settings, **options))
@@ -256,9 +253,7 @@ def test_compiled_packed_sequences_break_no_graph_and_are_compiled_once(made, mo
     network, _ = made
     network.set_attn_implementation(NAME)
     graphs = []
-    compiled = torch.compile(
-        network, fullgraph=True, dynamic=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward
-    )
+    compiled = torch.compile(network, fullgraph=True, dynamic=True, backend=keeping(graphs))
     for lengths in (LENGTHS, [7, 9], [2, 2, 2, 2, 5]):
         places = torch.cat([torch.arange(length) for length in lengths])[None]
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)

@@ -4,13 +4,12 @@ Threads get on in random order, and tiles come late and out of order.
 """
 
 import ctypes
-import os
 import random
 import subprocess
 
 import pytest
 import torch
-from emulation import jobs_program
+from emulation import jobs_program, printed
 
 from attnlab.measuring.kernels import problem
 from attnlab.study import ladder
@@ -55,11 +54,7 @@ def ran(emulator, name, tile, causal, sizes, seed, low=0, **environment):
     given = problem.Problem.of(q, k, causal, tile.head_dim**-0.5, tile, ctas, L2_BYTES)
     instance = (tile.head_dim, causal, tile.keys, tile.template["consumers"], tile.template["jobs_per_pass"])
     numbers = (name == "kernel.lazy", *instance, batch, heads, kv_heads, queries, keys, ctas, seed, rise, low)
-    command = [emulator, bytes(given).hex(), *(str(int(number)) for number in numbers)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=True, env=os.environ | environment
-    )
-    found = dict(line.split() for line in done.stdout.splitlines())
+    found = dict(printed(emulator, bytes(given).hex(), *map(int, numbers), **environment))
     assert int(found["problem_bytes"]) == ctypes.sizeof(problem.Problem)
     assert int(found["shared_bytes"]) == tile.shared_bytes
     return found

@@ -212,13 +212,17 @@ def split(driver, workspace_floats):
 
 
 def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
-    output = split(driver, 100)(Q, Q, Q)
+    made = split(driver, 100)
+    output = made(Q, Q, Q)
     (*few, given), merge = driver.early
     assert few == [SPLITTING, (6, 128, 1024, 2), 70]
     assert given[:4] == [Q.data_ptr()] * 3 + [output.data_ptr()]
     assert given[4]
     assert given[5] == 0
     assert merge == (8, (48, launch.MERGE_THREADS, 0, 1), 70, [output.data_ptr(), given[4], 0])
+    made.merge = 0
+    made(Q, Q, Q)
+    assert [function for function, *_ in driver.early[2:]] == [SPLITTING]
 
 
 @pytest.mark.parametrize(("head_dim", "warps"), [(64, 1), (128, 1), (256, 2)])
@@ -245,13 +249,6 @@ def test_caches_whose_pages_are_not_whole_rows_apart_come_without_tma_or_not_at_
         return
     made = rungs._split(caches, compiled, q, k, k, True, 0.5, 3)
     assert (made.merge, made.pages) == (0, 3)
-
-
-def test_without_a_second_kernel_only_the_first_is_launched(driver):
-    made = split(driver, 100)
-    made.merge = 0
-    made(Q, Q, Q)
-    assert [function for function, *_ in driver.early] == [SPLITTING]
 
 
 def test_maps_of_keys_and_values_follow_what_pointers_are_launched_with(driver):

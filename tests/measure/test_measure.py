@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ladders
 import numpy as np
 import pytest
 import torch
-from conftest import small_copy, tiny_study, told, torch_as_it_was
+from conftest import HonestFor, small_copy, tiny_study, told, torch_as_it_was
 
 from attnlab.base import documents
 from attnlab.compile import check, nvrtc, occupancy
@@ -130,18 +131,14 @@ def test_walking_over_heads_changes_nothing(monkeypatch, causal):
         torch.testing.assert_close(oracle.composed(*drawn, causal), whole, rtol=0, atol=1e-14)
 
 
-def raising(error):
-    raise error
-
-
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
         (lambda: torch.empty(10**13), OutOfMemory, r".*DefaultCPUAllocator.*"),
-        (lambda: raising(torch.OutOfMemoryError("no memory.\nTried")), OutOfMemory, r"no memory\. Tried"),
-        (lambda: raising(RuntimeError("no such\n  thing")), Unsupported, "no such thing"),
+        (Mock(side_effect=torch.OutOfMemoryError("no memory.\nTried")), OutOfMemory, r"no memory\. Tried"),
+        (Mock(side_effect=RuntimeError("no such\n  thing")), Unsupported, "no such thing"),
         # SDPA of nested tensors raises this with a CUDA build of torch on a machine without CUDA.
-        (lambda: raising(torch.AcceleratorError("no driver\nCompile with more options")), Unsupported, "no driver"),
+        (Mock(side_effect=torch.AcceleratorError("no driver\nCompile with more options")), Unsupported, "no driver"),
         (lambda: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
 )
@@ -162,8 +159,7 @@ def test_a_refusal_carries_the_reason_that_torch_warned_of():
             warnings.warn(words, stacklevel=1)
         raise RuntimeError("No available kernel. Aborting execution.")
 
-    with pytest.raises(Unsupported, match=r"^Expected query to be Half, but saw Float.$"):
-        attempt(refuses)
+    assert told(lambda: attempt(refuses), Unsupported) == "Expected query to be Half, but saw Float."
 
 
 # The gate
@@ -199,35 +195,27 @@ def test_memory_is_poisoned_inside_and_only_there(locked):
     assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
-class HonestFor:
-    """Right for this many calls; then it returns `then` of its output."""
-
-    def __init__(self, calls, then):
-        self.left, self.then = calls, then
-
-    def __call__(self, q, k, v, causal):
-        self.left -= 1
-        output = sdpa.sdpa(q, k, v, causal)
-        return output if self.left >= 0 else self.then(output)
+def off(*given):
+    return sdpa.sdpa(*given) + 1e-2
 
 
 ODD = {
     "wrong": (
-        HonestFor(0, lambda output: output + 1e-2),
+        off,
         schema.FAILED,
         "before timing, call: error against float64: max .*",
         {"before": False},
     ),
     "late": (  # right for 8 calls: the first 2, and those of the gate before timing
-        HonestFor(8, lambda output: output + 1e-2),
+        HonestFor(8, off),
         schema.FAILED,
         "while timed, eager warm, round 0: error against sdpa.flash on the same.*",
         {"before": True},
     ),
-    "broken": (lambda *_: raising(Broken("plain.cu does not compile")), schema.FAILED, "plain.cu does not compile", {}),
+    "broken": (Mock(side_effect=Broken("plain.cu does not compile")), schema.FAILED, "plain.cu does not compile", {}),
     "greedy": (lambda *_: torch.empty(10**13), schema.OUT_OF_MEMORY, ".*DefaultCPUAllocator.*", {}),
     "hungry": (
-        HonestFor(1, lambda _: raising(torch.OutOfMemoryError("there was none left"))),
+        HonestFor(1, Mock(side_effect=torch.OutOfMemoryError("there was none left"))),
         schema.OUT_OF_MEMORY,
         "there was none left",
         {},
@@ -283,7 +271,6 @@ def test_a_block_is_interleaved_in_rounds(mixed):
     assert all(sorted(block["position"]) == [*range(5)] for _, block in rounds)
     assert len({tuple(block["implementation"]) for _, block in rounds}) > 2
     assert mixed.samples["started_s"].is_monotonic_increasing
-    assert (mixed.samples["latency_us"] > 0).all()
 
 
 def test_a_case_that_was_measured_tells_its_operators_memory_and_warm_up(mixed):
@@ -540,10 +527,7 @@ def test_a_warm_up_goes_on_until_it_is_steady(monkeypatch):
 
 
 def test_inputs_that_do_not_fit_leave_every_case_out_of_memory(monkeypatch):
-    def no_room(shape, device, count):
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(cases, "Windows", no_room)
+    monkeypatch.setattr(cases, "Windows", Mock(side_effect=torch.OutOfMemoryError("no room")))
     recorded = {}
     monkeypatch.setattr(write, "add_part", lambda run, table, key, rows: recorded.update({table: rows}))
     study = tiny_study()

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import forget_choices
+from conftest import forget_choices, keeping
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -100,14 +100,10 @@ def test_compiled_under_autocast_it_gives_the_dtype_that_sdpa_does(dtype, length
 def test_compiled_calls_that_it_does_not_serve_are_for_sdpa(changed):
     graphs, given = [], changed(*drawn(PLAIN))
 
-    def keep(graph, _):
-        graphs.append(graph.code)
-        return graph.forward
-
     def compared(call, q, k, v):
         return call(q, k, v).sum(2) + v.sum(2)
 
-    compiled = torch.compile(partial(compared, attnlab.attend), fullgraph=True, dynamic=True, backend=keep)
+    compiled = torch.compile(partial(compared, attnlab.attend), fullgraph=True, dynamic=True, backend=keeping(graphs))
     torch.testing.assert_close(compiled(*given), compared(scaled_dot_product_attention, *given))
     assert "attnlab" not in graphs[0]
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import gated, timed
+from conftest import HonestFor, gated, timed
 
 from attnlab.measuring.clocks import cuda_events, originals
 from attnlab.measuring.subjects import outputs, sdpa
@@ -21,27 +21,14 @@ GATED = 40
 """More calls than there are before the rounds."""
 
 
-class Turns:
-    """Computes honestly for a number of calls, and then as its subclass does."""
-
-    def __init__(self, honest=0):
-        self.honest = honest
-
-    def __call__(self, q, k, v, causal):
-        self.honest -= 1
-        return (sdpa.sdpa if self.honest >= 0 else self.otherwise)(q, k, v, causal)
+def slows_the_clock(q, k, v, causal):
+    time.perf_counter_ns = lambda now=originals.perf_counter_ns: now() // 1000
+    return sdpa.sdpa(q, k, v, causal)
 
 
-class SlowsTheClock(Turns):
-    def otherwise(self, q, k, v, causal):
-        time.perf_counter_ns = lambda now=originals.perf_counter_ns: now() // 1000
-        return sdpa.sdpa(q, k, v, causal)
-
-
-class SpoilsInputs(Turns):
-    def otherwise(self, q, k, v, causal):
-        v.mul_(2)
-        return sdpa.sdpa(q, k, v, causal)
+def spoils_inputs(q, k, v, causal):
+    v.mul_(2)
+    return sdpa.sdpa(q, k, v, causal)
 
 
 class Later(torch.Tensor):
@@ -58,26 +45,25 @@ class Later(torch.Tensor):
         return super().__torch_function__(function, types, arguments, named or {})
 
 
-class ComputesLater(Turns):
-    def otherwise(self, q, k, v, causal):
-        later = torch.empty_like(q).as_subclass(Later)
-        later.compute = partial(sdpa.sdpa, q, k, v, causal)
-        return later
+def computes_later(q, k, v, causal):
+    later = torch.empty_like(q).as_subclass(Later)
+    later.compute = partial(sdpa.sdpa, q, k, v, causal)
+    return later
 
 
 @pytest.mark.parametrize(
     ("saboteur", "fault"),
     [
-        (SlowsTheClock, "replaced time.perf_counter_ns, by which it is timed"),
-        (SpoilsInputs, "changed its inputs"),
-        (ComputesLater, "returned a Later on cpu, which is no plain tensor on cpu"),
+        (slows_the_clock, "replaced time.perf_counter_ns, by which it is timed"),
+        (spoils_inputs, "changed its inputs"),
+        (computes_later, "returned a Later on cpu, which is no plain tensor on cpu"),
     ],
 )
 def test_who_meddles_is_not_timed_or_loses_the_sample(saboteur, fault):
-    subject, _ = gated(saboteur(), SHAPE)
+    subject, _ = gated(saboteur, SHAPE)
     assert subject.status == "failed"
     assert fault in subject.reason
-    subject, samples = timed(saboteur(honest=GATED), SHAPE, WARM, samples=100)
+    subject, samples = timed(HonestFor(GATED, saboteur), SHAPE, WARM, samples=100)
     assert (subject.status, subject.reason) == ("failed", f"while timed, eager warm: {fault}")
     assert 0 < len(samples) < 100
     assert time.perf_counter_ns is originals.perf_counter_ns

@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,18 +26,14 @@ def pool(monkeypatch):
         yield pool
 
 
-def raising(error):
-    raise error
-
-
 WAYS = {
     "exits": (lambda: os._exit(3), "ended its process (exit status 3)"),
     "aborts": (os.abort, "ended its process (SIGABRT)"),
     "reads what isn't there": (lambda: ctypes.string_at(0), "ended its process (SIGSEGV)"),
     "kills itself": (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended its process (SIGKILL)"),
     "never returns": (threading.Event().wait, "did not return within 1 s"),
-    "spoils": (lambda: raising(watch.Spoiled("changed what can't be put back")), "changed what can't be put back"),
-    "breaks the device": (lambda: raising(torch.AcceleratorError("no\nmore")), "made the device fail: no"),
+    "spoils": (Mock(side_effect=watch.Spoiled("changed what can't be put back")), "changed what can't be put back"),
+    "breaks the device": (Mock(side_effect=torch.AcceleratorError("no\nmore")), "made the device fail: no"),
 }
 
 

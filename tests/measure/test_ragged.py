@@ -2,10 +2,9 @@
 
 import ctypes
 import math
-import subprocess
 
 import pytest
-from emulation import jobs_program
+from emulation import jobs_program, printed
 
 from attnlab.base.errors import UserError
 from attnlab.compile import nvrtc
@@ -56,9 +55,7 @@ def test_the_kernel_on_an_emulated_multiprocessor_in_place_of_pages_too(
     found = []
     for seed, (box, page) in enumerate([*boxes.items()] * 2):
         sizes = (head_dim, causal, box, page, kv_heads, group, max(lengths[::2]), keys, grid, seed, tile_keys, rise)
-        command = [emulator, *map(str, (*sizes, *lengths))]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-        found.append(dict(line.split() for line in said.splitlines()))
+        found.append(dict(printed(emulator, *sizes, *lengths)))
         problem = ragged.PagedProblem if page else ragged.RaggedProblem
         assert int(found[-1]["problem_bytes"]) == ctypes.sizeof(problem)
     assert {each["hash"] for each in found} == {found[0]["hash"]}  # for any pages, and any timing of threads and copies

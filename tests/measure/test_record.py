@@ -9,10 +9,9 @@ import pytest
 import small
 from conftest import TINY, Quickly, tiny_study, told
 
-from attnlab import frames, measurement
+from attnlab import measurement
 from attnlab.base import rules, sources
 from attnlab.measuring.session import estimate, record
-from attnlab.roofline import add_work
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
@@ -49,32 +48,6 @@ def test_a_run_holds_every_sample_once_and_every_case_was_checked_before_and_aft
     # Unseen inputs: all checks of an implementation at a shape have different errors.
     errors = run.checks.groupby(["implementation", "seq_len"])["framework_mean_error"].nunique()
     assert (errors == 2 * (3 + 1)).all()
-
-
-SMALL = {"training": {"seq_len": 16, "head_dim": 32}, "ragged": {"seq_len": 48, "head_dim": 32, "batch": 4}}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_what_the_studies_of_gradients_and_of_unlike_lengths_state_is_measured_in_small_on_a_cpu(name, data, unlocked):
-    stated = studies.load(name)
-    shapes = [shape.resized(**SMALL[name], heads=4, kv_heads=0) for shape in stated.shapes]
-    own = ["sdpa.auto", "sdpa.math", *(["sdpa.each", "sdpa.padded"] if name == "ragged" else ["dispatch.attend"])]
-    sweeps = {"seq_len": [shape.axes for shape in dict.fromkeys(shapes)]}
-    fields = {"target": shapes[0].axes, "sweeps": sweeps, "implementations": own, "samples": 2}
-    kept = {"title": stated.title, "name": name, "timings": [{"clock": "eager", "cache": "warm"}], "panel": False}
-    study = studies.parse(fields | kept | {"baseline": "sdpa.auto", "device": "cpu"}, name)
-    run = read.load(record.record(name, study, "cpu", Quickly(ThreadPoolExecutor(1))))
-    cases = run.cases[~run.cases["implementation"].str.startswith("control.")]
-    measured = cases[cases["status"] == schema.MEASURED]
-    assert run.complete
-    assert not (cases["status"] == schema.FAILED).any(), set(cases["reason"])
-    assert set(measured["implementation"]) == set(own)
-    assert set(measured["direction"]) == {shape.direction for shape in stated.shapes}
-    assert set(measured["lengths"]) == {shape.lengths for shape in stated.shapes}
-    assert set(measured["values"]) == {shape.values for shape in stated.shapes}
-    verdicts = frames.compare(run.samples, "sdpa.auto")
-    assert set(verdicts["candidate"]) == set(own[1:])
-    assert (add_work(frames.summarize(run.samples))["throughput_tflops"] > 0).all()
 
 
 def test_the_manifest_tells_how_to_do_it_again(recorded):

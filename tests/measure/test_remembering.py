@@ -4,6 +4,7 @@ Kernels: test_gpu_gate.py.
 """
 
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -167,9 +168,7 @@ def appointed(session, shape, windows):
 
 
 def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch):
-    def full(*_):
-        raise torch.OutOfMemoryError("no room")
-
+    full = Mock(side_effect=torch.OutOfMemoryError("no room"))
     session, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
     with monkeypatch.context() as patch:
         patch.setattr(reference_check, "REFERENCES", (Implementation("full", full), reference_check.COMPOSED))
@@ -186,6 +185,7 @@ def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch)
         Shape(2, 4, 1, 32, kv_heads=2, kv_len=70),
         Shape(3, 4, 50, 32, lengths="spread"),
         Shape(2, 3, 33, 32, dtype="float32", direction="training"),
+        Shape(2, 3, 33, 32, dtype="bfloat16", direction="backward", values="sd 24"),
     ],
     ids=str,
 )

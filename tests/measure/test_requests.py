@@ -12,7 +12,6 @@ from attnlab.base.errors import UserError
 from attnlab.measuring.session import record, requests
 from attnlab.measuring.subjects import implementation, registry, sdpa
 from attnlab.runs import read, schema, write
-from attnlab.runs.tables import TABLES
 
 AXES = {"batch": 1, "heads": 4, "head_dim": 32, "dtype": "float32"}
 SWEEPS = {
@@ -20,7 +19,7 @@ SWEEPS = {
     "grouped": {**AXES, "seq_len": 16, "kv_heads": 2},
     "decode": {**AXES, "seq_len": 1, "kv_len": 48},
     "end to end": {**AXES, "batch": 3, "seq_len": 16, "lengths": "spread"},
-    "training": {**AXES, "seq_len": 16, "dtype": "float16", "direction": "training"},
+    "training": {**AXES, "seq_len": 16, "dtype": "float16", "direction": ["training", "backward"], "values": "sd 24"},
 }
 # The math backend and SDPA's choice: both serve all these shapes on a CPU.
 NAMES = ["sdpa.auto", "sdpa.math"]
@@ -45,8 +44,6 @@ def run(machine, tmp_path_factory):
 
 def test_a_stream_is_recorded_and_read_back(run):
     assert run.complete
-    assert run.manifest["schema"] == schema.SCHEMA
-    assert set(run.stream.columns) == set(TABLES["stream"].names)
     assert set(run.cases["status"]) == {"measured"}, run.cases[["implementation", "reason"]].values.tolist()
     assert len(run.stream) == 2 * REQUESTS * len(NAMES)
     for replicate, rows in run.stream.groupby("replicate"):

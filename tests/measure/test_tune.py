@@ -1,6 +1,7 @@
 """Tuning without a GPU: candidates, exclusions, and the written file. With a GPU: test_gpu_kernels.py."""
 
 from itertools import product
+from unittest.mock import Mock
 
 import ladders
 import pytest
@@ -35,13 +36,6 @@ def takes(ms: int):
     def call(q, k, v, causal):
         Clock.ns += ms * 1_000_000
         return sdpa(q, k, v, causal)
-
-    return call
-
-
-def fails(error: Exception):
-    def call(q, k, v, causal):
-        raise error
 
     return call
 
@@ -87,8 +81,8 @@ def test_the_fastest_is_chosen_at_each_shape(tuned, capsys):
 
 
 def test_who_fails_is_said_once_and_left_out(tuned, capsys):
-    calls = {"wrong": wrong, "broken": fails(Broken("plain.cu does not compile")), "right": takes(1)}
-    calls["elsewhere"] = fails(Unsupported("plain is written for sm_121a"))
+    calls = {"wrong": wrong, "broken": Mock(side_effect=Broken("plain.cu does not compile")), "right": takes(1)}
+    calls["elsewhere"] = Mock(side_effect=Unsupported("plain is written for sm_121a"))
     assert [choice.tile for choice in tuned(calls)] == ["right", "right"]
     failed, broken, *lines = capsys.readouterr().err.splitlines()
     at = "is left out: at B=1 H=2 S=8 D=64 full bfloat16"
@@ -132,7 +126,7 @@ def test_after_an_interruption_tuning_goes_on(tuned, gpu, monkeypatch, capsys):
 
 
 def test_without_a_choice_nothing_is_written(tuned, gpu):
-    tuned({"elsewhere": fails(Unsupported("no"))})
+    tuned({"elsewhere": Mock(side_effect=Unsupported("no"))})
     with pytest.raises(UserError, match=r"^no kernel of .*ladder\.toml could be timed on NVIDIA H200$"):
         tune.tune()
     assert not tuning.path(HERE).exists()

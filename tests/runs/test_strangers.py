@@ -13,7 +13,7 @@ import pytest
 import small
 import synthetic
 from bs4 import BeautifulSoup
-from conftest import told
+from conftest import refused, told
 from IPython.core.formatters import DisplayFormatter
 
 from attnlab import __main__, frames, report, roofline, tables
@@ -214,11 +214,7 @@ def test_a_device_names_no_file_of_another_folder(data):
 )
 def test_what_no_run_can_hold_is_one_line(data, capsys, change):
     small.rewrite("friend", change)
-    assert __main__.main(["export", "--run=friend"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("attnlab: ")
-    assert said.count("\n") == 1
-    assert said.isascii()
+    assert refused(capsys, "export", "--run=friend").isascii()
 
 
 def test_a_text_that_cannot_be_written_is_spelled_out():

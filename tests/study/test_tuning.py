@@ -144,8 +144,7 @@ def test_at_a_head_dim_without_a_choice_the_last_kernel_that_was_chosen_elsewher
         with pytest.raises(UserError, match="chose nothing that serves"):
             made.choice(refused)
     ladders.write(kernels, rung(LONG, wide), last | {"title": "changed"}, other)
-    with pytest.raises(UserError, match=r"^kernel\.views changed since it was tuned"):
-        old.choice(shape)
+    assert told(lambda: old.choice(shape)).startswith("kernel.views changed since it was tuned")
 
 
 def test_head_dim_256_splits_keys_where_they_may_be_split_and_is_lazy_elsewhere(monkeypatch):
@@ -197,11 +196,9 @@ def test_a_device_has_its_file(kernels):
 
 def test_a_device_without_a_file_says_what_to_do():
     tuning.write(tuned(choice()))
-    with pytest.raises(UserError, match=r"^no tuning for NVIDIA L4: run `make tune`$"):
-        tuning.load("NVIDIA L4")
+    assert told(lambda: tuning.load("NVIDIA L4")) == "no tuning for NVIDIA L4: run `make tune`"
     tuning.path("NVIDIA L4").mkdir()
-    with pytest.raises(UserError, match=r"nvidia-l4\.json can't be read: Is a directory$"):
-        tuning.load("NVIDIA L4")
+    assert told(lambda: tuning.load("NVIDIA L4")).endswith("nvidia-l4.json can't be read: Is a directory")
 
 
 def stated(**changes) -> dict:
@@ -271,5 +268,4 @@ def test_a_broken_tuning_matters_only_to_those_who_name_the_best():
     tuning.path(H200).parent.mkdir()
     tuning.path(H200).write_text("{")
     assert list(tuning.hashes(["kernel.plain"], H200)) == ["kernel.plain"]
-    with pytest.raises(UserError, match=r"is no tuning: `make tune` writes one$"):
-        tuning.hashes(["kernel.best"], H200)
+    assert told(lambda: tuning.hashes(["kernel.best"], H200)).endswith("is no tuning: `make tune` writes one")
