@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import ladders
@@ -19,19 +18,6 @@ from reading import make, program
 from attnlab.runs import write
 
 MEASURE = ("measure", "--run", "new", "--study", "{study}")
-
-
-@dataclass(frozen=True)
-class Place:
-    """The inputs of a test: a complete run ``there``, an interrupted run ``cut``, a study and a ladder."""
-
-    data: Path
-    study: Path
-    kernels: Path
-
-    def part(self) -> Path:
-        """The block of samples of the interrupted run."""
-        return next((self.data / "cut" / "parts").glob("samples.*.parquet"))
 
 
 @pytest.fixture(scope="module")
@@ -50,26 +36,25 @@ def runs(recorded, session_data, machine, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def place(runs, data, tmp_path, monkeypatch) -> Place:
+def place(runs, data, tmp_path, folder) -> Path:
+    """A folder with a complete run ``there``, an interrupted run ``cut``, a study and a ladder."""
     shutil.copytree(runs, data)
-    place = Place(data, tmp_path / "study.yaml", ladders.write(tmp_path / "kernels"))
-    place.study.write_text(yaml.safe_dump(TINY))
-    monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(place.kernels))
-    return place
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(TINY))
+    return tmp_path
 
 
 # Ways to spoil an input
 
 
-Spoil = Callable[[Place], object]
+Spoil = Callable[[Path], object]
 
 
 def text(content: str) -> Spoil:
-    return lambda place: place.study.write_text(content)
+    return lambda place: (place / "study.yaml").write_text(content)
 
 
 def toml(content: bytes) -> Spoil:
-    return lambda place: (place.kernels / "ladder.toml").write_bytes(content)
+    return lambda place: (place / "kernels" / "ladder.toml").write_bytes(content)
 
 
 def of_a_kernel(spoil: Spoil) -> Spoil:
@@ -80,34 +65,39 @@ def of_a_kernel(spoil: Spoil) -> Spoil:
 def mine(path: str) -> Spoil:
     """Put a user's file where a run or an export would go."""
 
-    def spoil(place: Place) -> None:
-        (place.data.parent / path).parent.mkdir(parents=True, exist_ok=True)
-        (place.data.parent / path).write_text("mine")
+    def spoil(place: Path) -> None:
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_text("mine")
 
     return spoil
 
 
-def renamed(place: Place) -> None:
-    place.part().rename(place.part().with_name("samples.r00.parquet"))
+def part_of(place: Path) -> Path:
+    """The block of samples of the interrupted run."""
+    return next((place / "data" / "cut" / "parts").glob("samples.*.parquet"))
 
 
-def linked_to_nothing(place: Place) -> None:
-    part = place.part()
+def renamed(place: Path) -> None:
+    part_of(place).rename(part_of(place).with_name("samples.r00.parquet"))
+
+
+def linked_to_nothing(place: Path) -> None:
+    part = part_of(place)
     part.unlink()
-    part.symlink_to(place.data / "gone")
+    part.symlink_to(place / "data" / "gone")
 
 
-def parts_is_a_file(place: Place) -> None:
-    parts = place.part().parent
-    parts.rename(place.data / "moved")
+def parts_is_a_file(place: Path) -> None:
+    parts = part_of(place).parent
+    parts.rename(place / "data" / "moved")
     parts.write_text("mine")
 
 
-def without_manifest(place: Place) -> None:
-    (place.data / "cut" / "manifest.json").unlink()
+def without_manifest(place: Path) -> None:
+    (place / "data" / "cut" / "manifest.json").unlink()
 
 
-def nothing(place: Place) -> None:
+def nothing(place: Path) -> None:
     """Spoil nothing: only the command's arguments are bad."""
 
 
@@ -146,9 +136,12 @@ COMMANDS = [
 ]
 SOURCES = [
     (toml(b""), "there is no kernel to compile: "),
-    (lambda place: ladders.write(place.kernels, rung(architectures=["sm_30"])), "invalid value for --gpu-arch"),
-    (lambda place: (place.kernels / "widen.cuh").unlink(), 'cannot open source file "widen.cuh"'),
-    (lambda place: (place.kernels / "plain.cu").write_bytes(b"\xff\x00"), "plain.cu is not a text in UTF-8: save it"),
+    (lambda place: ladders.write(place / "kernels", rung(architectures=["sm_30"])), "invalid value for --gpu-arch"),
+    (lambda place: (place / "kernels" / "widen.cuh").unlink(), 'cannot open source file "widen.cuh"'),
+    (
+        lambda place: (place / "kernels" / "plain.cu").write_bytes(b"\xff\x00"),
+        "plain.cu is not a text in UTF-8: save it",
+    ),
 ]
 RUNS = [
     (renamed, CUT, "samples.r00.parquet has no name of what was recorded: give it that again, or move it away"),
@@ -184,10 +177,10 @@ def test_bad_input_is_one_line_and_a_status_and_changes_no_run(place, capsys, sp
     if command == KERNELS:
         pytest.importorskip("cuda.bindings.nvrtc")
     spoil(place)
-    before = held(place.data)
-    words = [os.fspath(place.study) if word == "{study}" else word for word in command]
+    before = held(place / "data")
+    words = [os.fspath(place / "study.yaml") if word == "{study}" else word for word in command]
     assert said in f"attnlab: {refused(capsys, *words)}"
-    assert held(place.data) == before
+    assert held(place / "data") == before
 
 
 # Through make
@@ -207,10 +200,10 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
     """Make passes the words to an interpreter that saves those for the command; here the command gets them."""
     keeps = f'[ "$1" = -m ] || exec {sys.executable} "$@"\nshift 2\nprintf "%s\\n" "$@" > {tmp_path}/words'
     keeping = program(tmp_path / "python", keeps)
-    before = held(place.data)
+    before = held(place / "data")
     assert make(*words, f"PYTHON={keeping}").returncode == 0
     assert f"attnlab: {refused(capsys, *(tmp_path / 'words').read_text().splitlines())}".startswith(said)
-    assert held(place.data) == before
+    assert held(place / "data") == before
 
 
 @pytest.mark.parametrize(
@@ -227,10 +220,10 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
 def test_bad_input_to_make_is_one_line_besides_its_own(tmp_path, place, words, said):
     if len(words) == 1:  # the reply of an interpreter that is too old or lacks packages for a report
         words = ["report", "RUN=x", f"PYTHON={program(tmp_path / 'python', words[0].format(python=sys.executable))}"]
-    before = held(place.data)
+    before = held(place / "data")
     ended = make(*words)
     assert ended.returncode == 2
     first, *others = ended.stderr.splitlines()
     assert said in first
     assert [line.startswith("make: ***") for line in others] == [True]
-    assert held(place.data) == before
+    assert held(place / "data") == before

@@ -15,7 +15,6 @@ from attnlab.frames import AXES, TIMING
 from attnlab.runs import schema
 from attnlab.study.drawn import draw
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Drawn
 
 RUNS = {"h200-2026-11-28-main": 0, "h100-2026-11-26": 1, "h200-2026-11-28-decode": 0, "cpu-2026-11-29": 0}
 """The runs of golden/, and how many of the decisions below differ from it.
@@ -151,7 +150,7 @@ def test_the_worst_is_claimed_without_zeros_and_what_was_not_timed_is_counted():
 # Shapes drawn at random
 
 BEST_OF = ["sdpa.auto", "sdpa.flash", "peer.flex", "kernel.mma", "kernel.best"]
-DRAWN = Drawn(shapes=12, seed=20261201, law="log-uniform")
+DRAWN = {"shapes": 12, "seed": 20261201, "law": "log-uniform"}
 
 
 def test_every_drawn_shape_is_shown_with_its_losses_and_without_a_latency():
@@ -159,7 +158,7 @@ def test_every_drawn_shape_is_shown_with_its_losses_and_without_a_latency():
     lost, gone, third = shapes[:3]
     slow = {("kernel.best", lost): 1.25 * synthetic.latency_us("sdpa.auto", lost)}
     slow |= {("peer.flex", third): 0.5 * synthetic.latency_us("sdpa.auto", third)}
-    stated = {"implementations": BEST_OF, "drawn": DRAWN.model_dump()} | synthetic.AT_TARGET
+    stated = {"implementations": BEST_OF, "drawn": DRAWN} | synthetic.AT_TARGET
     recipe = synthetic.Recipe(study=stated, latencies_us=slow, fates={("kernel.best", gone): synthetic.GONE})
     run = synthetic.infer(recipe)
     clears = schema.is_of(run.cases, third) & (run.cases["implementation"] == "sdpa.auto")

@@ -22,7 +22,7 @@ import pandas as pd
 import pytest
 import small
 import torch
-from conftest import SAMPLE, TINY, Quickly, files_of, held, tiny_study, told
+from conftest import EVERY_TIMING, SAMPLE, TINY, Quickly, files_of, held, tiny_study, told
 from forks import BLOCKS, live, watch
 from test_measure import ANSWERS, Nvml
 
@@ -36,7 +36,6 @@ from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 
 CASE = [*schema.CASE, "replicate", "status"]
-BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 LEAST = tiny_study(replicates=1, implementations=["sdpa.auto"], sweeps={"target": TINY["target"]})
 
 
@@ -204,7 +203,7 @@ def test_two_processes_that_write_one_block_leave_one(data):
     ("send", "how"), [(os.killpg, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.kill, signal.SIGTERM)]
 )
 def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(held_up, begin, send, how):
-    name = begin(tiny_study(timings=BOTH_CACHES))
+    name = begin(tiny_study(timings=EVERY_TIMING[3:]))
     with held_up(name, measuring(name)) as fork:
         send(fork.pid, how)
         status, lines = fork.end()

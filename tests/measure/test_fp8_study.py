@@ -91,8 +91,7 @@ def test_one_scale_is_that_of_all_windows():
 )
 def test_what_is_quantised_for_no_window_is_skipped_with_the_reason(subject, axes, reason):
     shape = SHAPE.resized(kv_heads=4).resized(**axes)
-    with pytest.raises(Unsupported, match=reason):
-        Case.of(subject, Windows(shape, CPU), shape)
+    assert reason in told(lambda: Case.of(subject, Windows(shape, CPU), shape), Unsupported)
     if subject is TURNED:
         Case.of(GIVEN, Windows(shape, CPU), shape)
 

@@ -148,10 +148,6 @@ def of_values(change):
     return lambda q, k, v, causal: sdpa.sdpa(q, change(k), change(v), causal)
 
 
-def attends_across(q, k, v, causal, sequences):
-    return sdpa.sdpa(q, k, v, causal)
-
-
 def attends_to_the_token_before_its_sequence(q, k, v, causal, sequences):
     output = by_sequence(sdpa.sdpa, q, k, v, causal, sequences)
     begin, end = sequences[0], sequences[0] + sequences[1]
@@ -182,10 +178,6 @@ def seeing(further):
     return attention
 
 
-def without_the_scale(q, k, v, causal, scale=None):
-    return sdpa.sdpa(q, k, v, causal)
-
-
 WRONG = "error against float64: max "
 MASKED = DECODE.resized(seq_len=5, causal=True, scale=0.4)
 CAUGHT = {
@@ -202,8 +194,8 @@ CAUGHT = {
     ),
     "a mask aligned to the begin": (seeing(0), MASKED),
     "a mask off by one": (seeing(1 + 129 - 5), MASKED),
-    "no scale": (without_the_scale, MASKED),
-    "attends across": (attends_across, SPREAD),
+    "no scale": (lambda q, k, v, causal, scale: sdpa.sdpa(q, k, v, causal), MASKED),
+    "attends across": (lambda q, k, v, causal, sequences: sdpa.sdpa(q, k, v, causal), SPREAD),
     "attends to the token before": (attends_to_the_token_before_its_sequence, SPREAD),
     "all as long as the mean": (takes_all_for_as_long_as_the_mean, SPREAD),
     "leaves out the last sequence": (leaves_out_the_last_sequence, SPREAD),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import small
-from conftest import TINY, Quickly, tiny_study, told
+from conftest import EVERY_TIMING, TINY, Quickly, tiny_study, told
 
 from attnlab import measurement
 from attnlab.base import rules, sources
@@ -17,7 +17,6 @@ from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 
 SHORT = tiny_study(sweeps={"target": TINY["target"]}, implementations=["sdpa.auto"], samples=2, replicates=1)
-BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 
 
 # A complete run
@@ -68,11 +67,11 @@ def test_the_manifest_tells_how_to_do_it_again(recorded):
 
 
 def test_clocks_that_the_device_lacks_are_named_and_without_any_nothing_is_measured(data, one_thread, unlocked):
-    timings = [{"clock": "device", "cache": "warm"}, {"clock": "device", "cache": "cold"}]
+    timings = [EVERY_TIMING[0], EVERY_TIMING[2]]  # of the device clock
     said = told(lambda: record.record("one", tiny_study(timings=timings), "cpu", Quickly(ThreadPoolExecutor(1))))
     assert "cpu lacks the clocks of the study (device warm, device cold): state one" in said
     assert not schema.folder("one").exists()
-    study = studies.parse(SHORT.model_dump() | {"timings": [*timings[1:], *BOTH_CACHES[:1]]}, "short")
+    study = studies.parse(SHORT.model_dump() | {"timings": [*timings[1:], EVERY_TIMING[3]]}, "short")
     run = read.load(record.record("one", study, "cpu", Quickly(one_thread)))
     assert run.manifest["missing_clocks"] == ["device cold"]
     assert set(run.samples["clock"]) == {"eager"}

@@ -45,9 +45,8 @@ def wrong(q, k, v, causal):
 
 
 @pytest.fixture
-def tuned(tmp_path, monkeypatch):
+def tuned(folder, monkeypatch):
     """Tunes functions of this process that replace tiles, by name; returns the choice at each of `SMALL`."""
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path / "kernels"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
@@ -61,7 +60,7 @@ def tuned(tmp_path, monkeypatch):
 
     def run(calls) -> list[tuning.TileChoice]:
         tiles = [TILE | {"name": name} for name in calls]
-        ladders.write(tmp_path / "kernels", rung(*tiles))
+        ladders.write(folder, rung(*tiles))
         made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}
         monkeypatch.setattr(rungs, "pinned", lambda rung, tile: made[tile.name])
         found = [[], *tune._choices(FINALISTS(ladder.load(), CPU, 4), {})]

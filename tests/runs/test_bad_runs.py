@@ -341,15 +341,14 @@ def stored(rows: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def with_nan(rows: pa.Table) -> bytes:
-    return stored(rows.drop(["latency_us"]).append_column("latency_us", [[NAN, NAN]]))
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda rows: b"PAR1 not really PAR1", ": it is no table in Parquet"),
-        (with_nan, ", row 0: latency_us is nan and has to be a finite number of at least 0.001"),
+        (
+            lambda rows: stored(rows.drop(["latency_us"]).append_column("latency_us", [[NAN, NAN]])),
+            ", row 0: latency_us is nan and has to be a finite number of at least 0.001",
+        ),
         (lambda rows: stored(rows.append_column("why", rows["why"])), ": the column 'why' is there twice"),
     ],
 )

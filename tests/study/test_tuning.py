@@ -19,11 +19,9 @@ LONG = TILE | {"name": "long", "shortest": 50}
 
 
 @pytest.fixture(autouse=True)
-def kernels(tmp_path, monkeypatch):
+def kernels(folder):
     """A folder that replaces the project's kernels: a kernel with 2 tiles, and one with a single tile."""
-    folder = ladders.write(tmp_path / "kernels", rung(SHORT, LONG), rung(name="other"))
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
-    return folder
+    return ladders.write(folder, rung(SHORT, LONG), rung(name="other"))
 
 
 # The nearest choice
