@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from ctypes import c_char
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
@@ -29,8 +29,8 @@ FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes of processes that a person, a scheduler or the out-of-memory killer may have ended."""
 CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("spawn")
 """Processes are spawned, since a fork of a process that has used CUDA can't use CUDA."""
-Answer = tuple[Any, BaseException | None] | None
-"""The value of a call or its error; None if the process gave neither."""
+Answer = tuple[Any, BaseException | None]
+"""The value of a call or its error."""
 
 
 class _Processes(ThreadPoolExecutor):
@@ -50,8 +50,7 @@ class _Processes(ThreadPoolExecutor):
         failures: watch.Failures = {}
         victim = None
         while not self.stopped:
-            answer, step, code = _process(packed, self._environment, failures)
-            value, error = answer or (None, BrokenProcessPool("the measuring process died"))
+            (value, error), step, code = _process(packed, self._environment, failures)
             if error is None:
                 return value
             why = _blame(error, step, code)
@@ -110,7 +109,7 @@ def _process(
 
     Returns its answer, its last step, and its exit code: 0 if it was killed because a step exceeded its time limit.
     """
-    board = watch.board(CONTEXT)
+    board = CONTEXT.RawArray(c_char, watch.SIZE)
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_answer, args=(sending, packed, environment, board, failures))  # type: ignore[attr-defined]
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
@@ -119,6 +118,7 @@ def _process(
     finally:
         sys.modules["__main__"] = main
     sending.close()
+    died = None, BrokenProcessPool("the measuring process died")
     answer, step, ends = None, None, False
     while answer is None and not ends:
         ends = not process.is_alive()  # asked first, so that an answer sent before its end is read
@@ -129,8 +129,12 @@ def _process(
         if step and step.overdue:
             process.kill()
             process.join()
-            return None, step, 0
-    return answer, step, _exit_code(process)
+            return died, step, 0
+    process.join(EXIT_S)
+    process.kill()
+    while process.exitcode is None:  # `stop` may be polling it at this moment
+        process.join(POLL_S)
+    return answer or died, step, process.exitcode
 
 
 def _answer(
@@ -145,14 +149,6 @@ def _answer(
         error.add_note(traceback.format_exc())  # pickling drops the traceback
         answer = pickle.dumps((None, error))
     sending.send_bytes(answer)
-
-
-def _exit_code(process: BaseProcess) -> int:
-    process.join(EXIT_S)
-    process.kill()
-    while process.exitcode is None:  # `stop` may be polling it at this moment
-        process.join(POLL_S)
-    return process.exitcode
 
 
 def _blame(error: BaseException, step: watch.WatchedStep | None, code: int) -> str:

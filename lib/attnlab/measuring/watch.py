@@ -12,9 +12,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_char
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
 from typing import Any
 
 
@@ -23,6 +21,7 @@ class Spoiled(Exception):
 
 
 SIZE = 4096
+"""The bytes of a board."""
 _HEAD = struct.Struct("?ddH")
 Failures = dict[tuple[str, str], str]
 """The reason why an implementation failed, by its name and the place: the key of a shape, or "" for everywhere."""
@@ -57,11 +56,6 @@ class WatchedStep:
 
 _board: Any = None
 _failures: Failures = {}
-
-
-def board(context: BaseContext) -> Any:
-    """Memory that a process shares with its child processes of this context."""
-    return context.RawArray(c_char, SIZE)
 
 
 def begin(shared: Any, failures: Failures) -> None:
