@@ -101,17 +101,14 @@ class PaddedCall:
             self._mask = self._mask & ~masked(self._longest, self._longest, device)
         q = given[0]
         self._padded = [q.new_zeros(len(sequences) * self._longest, *q.shape[1::2]) for _ in given]
-        self._is_padded = False
+        self.refresh()
 
     def refresh(self) -> None:
         """Pad the current values."""
         for padded, packed in zip(self._padded, of_each_head(*self._given), strict=True):
             padded[self._rows] = packed[0].transpose(0, 1)
-        self._is_padded = True
 
     def __call__(self) -> Tensor:
-        if not self._is_padded:
-            self.refresh()
         q, k, v = (tensor.unflatten(0, (-1, self._longest)).transpose(1, 2) for tensor in self._padded)
         output = scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
         return output.transpose(1, 2).flatten(0, 1)[self._rows].transpose(0, 1).unsqueeze(0)
