@@ -81,7 +81,7 @@ def parts(monkeypatch, data):
     monkeypatch.setattr(external_tools, "rows", of_tool)
     begun = small.manifest(STUDY)
     write.create("begun", begun | {"environment": begun["environment"] | {"driver": "then", "hash": "d"}})
-    return [Job("begun", STUDY, "cpu", 0, (), "e", part) for part in worker.parts(STUDY)[:2]], taken
+    return [Job("begun", STUDY, "cpu", 0, (), "e", part) for part in worker.ONCE[:2]], taken
 
 
 def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_stood(parts):

@@ -26,6 +26,10 @@ from attnlab.study.studies import Timing
 # Calls in a window, and the most windows: warm-up exceeds the study's calls until 2 windows in a row agree.
 WARMUP_WINDOW = 10
 WARMUP_WINDOWS = 20
+UNPREPARED: Row = {"kernels": "", "peak_memory_bytes": 0, "warmup_calls": 0, "steady": False, "alone_differing": None}
+"""The details of a case that was dropped before it was prepared."""
+# More calls than any step makes once it is known how long one takes.
+STEP_CALLS = 400
 
 
 def measure_shape(session: Session, shape: Shape) -> None:
@@ -42,26 +46,18 @@ def measure_shape(session: Session, shape: Shape) -> None:
     windows = first_windows(session, shape, subjects, calls)
     checks = _measure_subjects(session, shape, subjects, windows) if windows is not None else []
     write.add_part(session.job.run, "checks", key, frame_of(CHECKS, checks))
-    needs = [(s, s.details["resources"]) for s in alive(subjects) if "resources" in s.details]
-    if resources := [session.row(shape, subject) | row for subject, row in needs]:
+    if resources := [session.row(shape, subject) | subject.needs for subject in alive(subjects) if subject.needs]:
         write.add_part(session.job.run, "resources", key, frame_of(RESOURCES, resources))
-    cases = [session.row(shape, subject) | _fate(subject) for subject in subjects]
+    cases = [
+        session.row(shape, subject)
+        | UNPREPARED
+        | subject.details
+        | {"status": subject.status, "reason": subject.reason}
+        for subject in subjects
+    ]
     write.add_part(session.job.run, "cases", key, frame_of(CASES, cases))
     subjects.clear()
     devices.release(session.device)
-
-
-def _fate(subject: Subject) -> Row:
-    details = subject.details
-    return {
-        "status": subject.status,
-        "reason": subject.reason,
-        "kernels": "\n".join(details.get("kernels", [])),
-        "peak_memory_bytes": details.get("peak_memory_bytes", 0),
-        "warmup_calls": details.get("warmup_calls", 0),
-        "steady": details.get("steady", False),
-        "alone_differing": details.get("alone_differing"),
-    }
 
 
 def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls: int) -> Windows | None:
@@ -110,9 +106,9 @@ def _prepare(session: Session, shape: Shape, subject: Subject) -> None:
     case.refresh()
     q, k, v, *_ = inputs = case.windows[0]
     if subject.implementation.resources:
-        details["resources"] = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
+        subject.needs = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
     inputs_bytes = sum(tensor.nbytes for tensor in inputs)
-    details["kernels"] = inspection.kernels(case.call, session.device)
+    details["kernels"] = "\n".join(inspection.kernels(case.call, session.device))
     details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
     details |= _warm_up(session, case)
 
@@ -125,7 +121,7 @@ def _require_short(session: Session, subject: Subject) -> None:
     for _ in range(2):  # one call may be delayed by chance
         call_ms = cuda_events.roughly_us(case, session.device, 1) / 1e3
         if call_ms <= longest_ms:
-            subject.takes(call_ms / 1e3)
+            subject.limit_s += STEP_CALLS * call_ms / 1e3
             return
     raise Unsupported(f"{TOO_LONG} {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
 

@@ -227,7 +227,8 @@ def _once(name: str, study: Study, device: str, environment: str) -> list[Job]:
     if device != "cuda":  # no process is started to say that there are none
         write.state(name, {"profile": counters.take(name, study, device)})
         return []
-    return [Job(name, study, device, 0, (), environment, part) for part in worker.parts(study)]
+    parts = worker.ONCE if study.panel else worker.ONCE[-1:]
+    return [Job(name, study, device, 0, (), environment, part) for part in parts]
 
 
 def _take(pool: Executor, name: str, jobs: list[Job]) -> None:

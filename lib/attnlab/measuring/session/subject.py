@@ -32,8 +32,6 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 T = TypeVar("T")
-# More calls than any step makes once it is known how long one takes.
-STEP_CALLS = 400
 STREAM_PART = "stream"
 
 
@@ -97,7 +95,8 @@ class Subject:
     Attributes:
         place: the key of the shape.
         limit_s: how long one of its steps may take, such as a check or a sample.
-        details: results of the preparation: kernels, peak memory, resources, warm-up.
+        details: columns of the table ``cases`` from the preparation: kernels, peak memory, warm-up.
+        needs: columns of the table ``resources``, for a kernel of the ladder.
         earlier: fingerprints of the outputs that the gate has already seen.
     """
 
@@ -107,7 +106,8 @@ class Subject:
     reason: str = ""
     place: str = ""
     limit_s: float = math.inf
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Row = field(default_factory=dict)
+    needs: Row = field(default_factory=dict)
     earlier: set[bytes] = field(default_factory=set)
 
     @classmethod
@@ -130,10 +130,6 @@ class Subject:
     def drop(self, status: str, reason: str) -> None:
         """Stop measuring the subject at this shape, with a status and a reason."""
         self.status, self.reason = status, reason
-
-    def takes(self, call_s: float) -> None:
-        """Extend the time limit of a step by the time of many calls that take `call_s` each."""
-        self.limit_s += STEP_CALLS * call_s
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ A run takes the panel of clocks, the loads and the counters once, each on one ca
 import sys
 import time
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,11 +60,6 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "surveyed": {"card": telemetry.card(device), **devices.host()},
     }
     return found, total_s
-
-
-def parts(study: Study) -> Sequence[str]:
-    """The parts that a run of a study on GPUs takes once."""
-    return ONCE if study.panel else ONCE[-1:]
 
 
 def take(job: Job) -> dict[str, str]:
