@@ -274,7 +274,12 @@ def default_study(device: str, cluster: bool = False) -> str:
 def _unfinished(study: Study, device: str) -> str:
     """The newest run of exactly this study on the device of this name that was cut off, or ""."""
     own = study.model_dump(mode="json"), device, False
-    for name, one in read.manifests(lambda error: print(f"passed over: {error}", file=sys.stderr)):
+    for name in reversed(read.names()):
+        try:
+            one = read.read_manifest(name)
+        except UserError as error:
+            print(f"passed over: {error}", file=sys.stderr)
+            continue
         if (one["study"], one["device"]["name"], one["complete"]) == own:
             return name
     return ""

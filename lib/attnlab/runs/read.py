@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,28 +24,8 @@ JUDGED: set[str] = set()
 
 def names() -> list[str]:
     """All runs, the newest last, even if its machine's clock was set back."""
-    order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json") if path.is_file()}
-    return sorted(order, key=lambda name: (order[name], name))
-
-
-def newest_order() -> str:
-    """The `order` of the newest run; empty where there is none."""
-    return max(map(_order, paths.data().glob("*/manifest.json")), default="")
-
-
-def manifests(
-    refused: Callable[[UserError], object] = lambda error: None,
-) -> Iterator[tuple[str, schema.Manifest]]:
-    """The runs that can be read, the newest first, each with its manifest.
-
-    Args:
-        refused: called with the reason for each run that can't be read.
-    """
-    for name in reversed(names()):
-        try:
-            yield name, read_manifest(name)
-        except UserError as error:
-            refused(error)
+    there = (path.parent.name for path in paths.data().glob("*/manifest.json") if path.is_file())
+    return sorted(there, key=lambda name: (order(name), name))
 
 
 def load(name: str) -> schema.Run:
@@ -161,10 +140,11 @@ def _verified(part: Path) -> bytes:
     return content
 
 
-def _order(manifest: Path) -> str:
+def order(name: str) -> str:
+    """The `order` of a run in its manifest, by which runs are sorted; empty if that holds none."""
     try:
-        stated = json.loads(manifest.read_text())
-        order = str(stated.get("order") or stated.get("created", ""))
-        return order if schema.TIME.fullmatch(order) else ""
+        stated = json.loads((paths.data() / name / "manifest.json").read_text())
+        found = str(stated.get("order") or stated.get("created", ""))
+        return found if schema.TIME.fullmatch(found) else ""
     except (OSError, ValueError, AttributeError, RecursionError):
         return ""

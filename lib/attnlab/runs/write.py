@@ -23,8 +23,8 @@ from pyarrow import parquet
 from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
+from attnlab.runs import read
 from attnlab.runs.checks import PLACE, judge
-from attnlab.runs.read import newest_order, read_manifest, tables_of_parts
 from attnlab.runs.schema import PARTS, SCHEMA, Manifest, folder, short_hash
 from attnlab.study import studies
 
@@ -43,7 +43,7 @@ def create(name: str, manifest: Manifest) -> None:
     target = folder(name)
     (target / PARTS).mkdir(parents=True, exist_ok=True)
     created = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
-    newest = newest_order()
+    newest = next(map(read.order, reversed(read.names())), "")
     order = created if created > newest else f"{newest}+"
     first = {"schema": SCHEMA, "name": name, "created": created}
     _write_manifest(target, first | manifest | {"order": order, "complete": False})
@@ -151,7 +151,7 @@ def recorded(name: str, table: str) -> set[str]:
 
 def state(name: str, more: Manifest) -> None:
     """Add fields to the manifest of a run that isn't complete yet."""
-    _write_manifest(folder(name), read_manifest(name) | more)
+    _write_manifest(folder(name), read.read_manifest(name) | more)
 
 
 def finish(name: str, more: Manifest | None = None) -> None:
@@ -164,7 +164,7 @@ def finish(name: str, more: Manifest | None = None) -> None:
         UserError: parts were lost or changed since they were recorded. All are kept.
     """
     target = folder(name)
-    if not read_manifest(name)["complete"]:
+    if not read.read_manifest(name)["complete"]:
         _close(name, more or {})
     shutil.rmtree(target / PARTS, ignore_errors=True)
     _tidy(name, BEGUN)
@@ -183,7 +183,7 @@ def close_early(name: str) -> None:
     Raises:
         UserError: the run is complete, is being measured into, or holds no whole replicate.
     """
-    manifest = read_manifest(name)
+    manifest = read.read_manifest(name)
     if manifest["complete"]:
         raise UserError(f"the run {name!r} is complete: there is nothing to close")
     study = studies.recorded(manifest)
@@ -202,7 +202,7 @@ def close_early(name: str) -> None:
 
 
 def _close(name: str, more: Manifest) -> None:
-    target, tables, manifest = folder(name), tables_of_parts(name), read_manifest(name)
+    target, tables, manifest = folder(name), read.tables_of_parts(name), read.read_manifest(name)
     # The machine's clock may have been set back since.
     finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
     manifest |= more | {"complete": True, "finished": finished, "files": {}}
