@@ -91,5 +91,5 @@ def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: i
 
 
 def _all_measured(cases: pd.DataFrame, study: Study, shape: Shape) -> bool:
-    fates = cases[schema.is_of(cases, shape) & cases["implementation"].isin(study.implementations)]
+    fates = cases[schema.is_equal(cases, shape.axes) & cases["implementation"].isin(study.implementations)]
     return not fates.empty and bool((fates["status"] == schema.MEASURED).all())
