@@ -71,7 +71,7 @@ def parts(monkeypatch, data):
         return {"implementation": name, **shape.axes, "latency_us": 1.0, **more}
 
     def of_tool(tool, cases):
-        return [row(*cases[0], method=methods.of_tool(tool)["warm"], round=0)], []
+        return [row(*cases[0], method=methods.TOOLS[tool]["warm"], round=0)], []
 
     monkeypatch.setattr(environment, "lock", lambda: None)
     monkeypatch.setattr(environment, "fingerprint", lambda *_: now)
@@ -166,5 +166,5 @@ def test_a_tool_that_is_not_installed_is_told(monkeypatch):
     monkeypatch.setattr(external_tools.util, "find_spec", lambda name: None)
     for name in methods.TOOLS:
         timed, _ = external_tools.rows(name, CASES)
-        assert {row["method"] for row in timed} == set(methods.of_tool(name).values())
+        assert {row["method"] for row in timed} == set(methods.TOOLS[name].values())
         assert all(row["why"].startswith("not installed") for row in timed)

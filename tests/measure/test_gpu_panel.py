@@ -53,6 +53,6 @@ def test_a_load_goes_on_without_pause_until_it_has_settled(monkeypatch):
 @pytest.mark.parametrize("tool", methods.TOOLS)
 def test_a_tool_of_its_own_process_times_a_case_or_says_why_not(tool):
     timed, _ = external_tools.rows(tool, [("sdpa.flash", SHAPE)])
-    assert {row["method"] for row in timed} == set(methods.of_tool(tool).values())
+    assert {row["method"] for row in timed} == set(methods.TOOLS[tool].values())
     for row in timed:
         assert row["why"] or row["latency_us"] > 1
