@@ -127,7 +127,7 @@ class InE4M3(Operands):
             Unsupported: no head has rows in one window alone, the inputs are more than Q, K and V, or
                 rows of this head_dim can't be rotated.
         """
-        if windows.by_token or len(windows.memory) != 3:
+        if windows.shape.by_token or len(windows.memory) != 3:
             raise Unsupported("inputs are quantised before they are timed for forward passes, heads first, alone")
         if self.rotated and not rotates(head_dim := windows.shape.head_dim):
             raise Unsupported(f"rotating takes a head_dim that is a power of two, not {head_dim}")
