@@ -71,7 +71,7 @@ def load(case: Case, device: torch.device) -> list[Row]:
     time.sleep(REST_S)
     rows: list[Row] = []
     began = time.monotonic()
-    before = _mark()
+    before = _slice(many.graph, 0)
     running = _slice(many.graph, replays)
     while not rows or rows[-1]["started_s"] < LOAD_S:
         following = _slice(many.graph, replays)  # queued before the running one is waited for
@@ -85,13 +85,10 @@ def load(case: Case, device: torch.device) -> list[Row]:
     return rows
 
 
-def _mark() -> torch.cuda.Event:
+def _slice(graph: torch.cuda.CUDAGraph, replays: int) -> torch.cuda.Event:
+    """Queue replays of a graph; returns the event at their end."""
+    for _ in range(replays):
+        graph.replay()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def _slice(graph: torch.cuda.CUDAGraph, replays: int) -> torch.cuda.Event:
-    for _ in range(replays):
-        graph.replay()
-    return _mark()
