@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from ctypes import c_char
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
@@ -54,13 +53,13 @@ class _Processes(ThreadPoolExecutor):
             if error is None:
                 return value
             why = _blame(error, step, code)
-            if not why or step is None or step.key in failures:
+            if not why or step.key in failures:
                 raise error
             if code in FROM_OUTSIDE and victim != step.key:
                 victim = step.key  # blamed only if it happens again
                 continue
             failures[step.key] = why
-            tqdm.write(f"{step.implementation} {why}; the other implementations go on", file=sys.stderr)
+            tqdm.write(f"{step.key[0]} {why}; the other implementations go on", file=sys.stderr)
         raise BrokenProcessPool("the measuring process was stopped")
 
 
@@ -104,12 +103,12 @@ def stop(pool: Executor) -> None:
 
 def _process(
     packed: bytes, environment: Mapping[str, str], failures: watch.Failures
-) -> tuple[Answer, watch.WatchedStep | None, int]:
+) -> tuple[Answer, watch.WatchedStep, int]:
     """Run a pickled call in a fresh process.
 
     Returns its answer, its last step, and its exit code: 0 if it was killed because a step exceeded its time limit.
     """
-    board = CONTEXT.RawArray(c_char, watch.SIZE)
+    board = CONTEXT.RawValue(watch.WatchedStep)
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_answer, args=(sending, packed, environment, board, failures))  # type: ignore[attr-defined]
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
@@ -119,14 +118,14 @@ def _process(
         sys.modules["__main__"] = main
     sending.close()
     died = None, BrokenProcessPool("the measuring process died")
-    answer, step, ends = None, None, False
+    answer, ends = None, False
     while answer is None and not ends:
         ends = not process.is_alive()  # asked first, so that an answer sent before its end is read
         with suppress(EOFError):
             if receiving.poll(0 if ends else POLL_S):
                 answer = pickle.loads(receiving.recv_bytes())
-        step = watch.read(board)
-        if step and step.overdue:
+        step = watch.WatchedStep.from_buffer_copy(board)
+        if step.overdue:
             process.kill()
             process.join()
             return died, step, 0
@@ -151,9 +150,9 @@ def _answer(
     sending.send_bytes(answer)
 
 
-def _blame(error: BaseException, step: watch.WatchedStep | None, code: int) -> str:
+def _blame(error: BaseException, step: watch.WatchedStep, code: int) -> str:
     """Describe the fault of the last step's implementation; "" if it wasn't at fault."""
-    if step is None:
+    if not step.words:
         return ""
     if isinstance(error, watch.Spoiled):
         return str(error)
