@@ -29,21 +29,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = No
 
 def function_for(attn_mask: Any, otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function that computes with this mask: for a `CausalBias` its own, which works within `attnlab.attention`."""
-    return _by_bias if isinstance(attn_mask, CausalBias) else otherwise
 
+    def by_bias(*given: Any, **stated: Any) -> Tensor:  # it has to be asked by the function that is in its place now
+        return handle_torch_function(F.scaled_dot_product_attention, (attn_mask,), *given, **stated)
 
-def _by_bias(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **others: Any,
-) -> Tensor:
-    """PyTorch's function with a `CausalBias`, which has to be asked by the function that is in its place now."""
-    given = (q, k, v, attn_mask, dropout_p, is_causal)
-    return handle_torch_function(F.scaled_dot_product_attention, (attn_mask,), *given, **others)
+    return by_bias if isinstance(attn_mask, CausalBias) else otherwise
 
 
 def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
