@@ -275,11 +275,9 @@ class Fleet(Executor):
         if not isinstance(error, NoCluster):
             self._left_out[address] = error
             how = f" is left out: {[*str(error).splitlines(), type(error).__name__][0]}"
-        begun = self._begun.pop(address, None)
-        work = begun and begun[0]
+        work, future = self._begun.pop(address, (None, None))
         tqdm.write(f"{address}{how}{f', at {work}' if work else ''}; {len(self._workers)} left", file=sys.stderr)
-        if begun is not None:
-            work, future = begun
+        if work is not None and future is not None:
             future.cancel()
             self._waiting.insert(0, work)
             work.losses += 1 if isinstance(error, NoCluster) else LOSSES // TRIES * isinstance(error, FAULTS)
