@@ -56,7 +56,7 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
     assert {row["why"] for row in timed} == {"no such shape here"}
     assert [row["method"] for row in timed] == list(in_process.IN_TURN)
     assert seen == []
-    monkeypatch.setattr(load, "prepared", refuse)
+    monkeypatch.setattr(load, "graphed", refuse)
     assert [row["why"] for row in load._rows(*CASES[0], CPU)] == ["no such shape here"]
 
 

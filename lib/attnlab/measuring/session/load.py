@@ -8,12 +8,12 @@ import torch
 
 from attnlab.measuring import watch
 from attnlab.measuring.clocks import cuda_events
-from attnlab.measuring.clocks.in_process import prepared
+from attnlab.measuring.clocks.in_process import graphed
 from attnlab.measuring.instruments import devices
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.session.panel import STEPS, reason
 from attnlab.measuring.subjects.case import Case
-from attnlab.measuring.subjects.implementation import Broken, attempt
+from attnlab.measuring.subjects.implementation import Broken
 from attnlab.runs import write
 from attnlab.runs.schema import Row, implementation_key
 from attnlab.runs.tables import ENDURANCE, frame_of
@@ -53,15 +53,13 @@ def _rows(implementation: str, shape: Shape, device: torch.device, failed: str =
     try:
         if failed:
             raise Broken(failed)
-        return [axes | row for row in load(prepared(implementation, shape, device), device)]
+        return [axes | row for row in load(graphed(implementation, shape, device), device)]
     except Exception as error:  # a failed load must not end the run, which is complete without it
         return [axes | {"why": reason(error)}]
 
 
 def load(case: Case, device: torch.device) -> list[Row]:
     """Replay a case without pause. Each slice has a row: its end, the latency of its calls and the card's state."""
-    with case.selected():
-        attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
     many = case.many
     assert many is not None
     telemetry = Telemetry(device)
