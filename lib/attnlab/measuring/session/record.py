@@ -305,12 +305,9 @@ def _commit() -> str:
     """
     if "ATTNLAB_COMMIT" in os.environ:
         return os.environ["ATTNLAB_COMMIT"]
-    git = ["git", "-C", os.fspath(paths.ROOT)]
-    asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+    asked = ["git", "-C", os.fspath(paths.ROOT), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     within = os.environ | {"GIT_CEILING_DIRECTORIES": os.fspath(paths.ROOT.parent)}  # no repository around the project
-    quiet: dict[str, Any] = {"text": True, "stderr": subprocess.DEVNULL, "env": within}
     try:
-        commit, changed = (subprocess.check_output([*git, *one], **quiet) for one in asked)
+        return subprocess.check_output(asked, text=True, stderr=subprocess.DEVNULL, env=within).strip()
     except (OSError, subprocess.CalledProcessError):
         return "n/a"
-    return commit.strip() + ("+" if changed.strip() else "")
