@@ -23,7 +23,7 @@ from attnlab.base import documents, paths, rules, sources
 from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
 from attnlab.measuring import processes
-from attnlab.measuring.instruments import counters, devices
+from attnlab.measuring.instruments import counters
 from attnlab.measuring.kernels import backward
 from attnlab.measuring.session import worker
 from attnlab.measuring.session.subject import STREAM_PART, Job
@@ -41,7 +41,7 @@ LONGEST_S = 86_400
 def record(
     name: str,
     study: Study,
-    wanted: str,
+    device: str,
     executor: Executor | None = None,
     long: bool = False,
     command: str = "",
@@ -50,7 +50,7 @@ def record(
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
     Args:
-        wanted: ``auto``, ``cuda`` or ``cpu``; with an executor, the kind of its devices.
+        device: ``cuda`` or ``cpu``; with an executor, the kind of its devices.
         executor: runs the jobs, a replicate each, in fresh processes; default `processes.fresh_processes`.
         long: whether a new run may take longer than a day.
         command: the user's command that measures such a run; by default that for one device of this kind.
@@ -62,7 +62,6 @@ def record(
             Also: blocks of the run were lost or changed; the disk or memory is full; or a process, or all workers,
             died. Blocks that were recorded until then are kept.
     """
-    device = wanted if executor else devices.resolve(wanted).type
     command = command or command_for(study.name, f"DEVICE={device}")
     again = f"make measure RUN={name}" if again is None else again
     held = write.lock(name, {"study": study.model_dump(mode="json")})
