@@ -105,7 +105,7 @@ def _checks(session: Any, shape: Shape, implementation: Any) -> list[schema.Row]
 
     subject = Subject(implementation, Case(implementation.call, implementation.selected))
     windows = first_windows(session, shape, [subject], 1)
-    rows = check_all(session, shape, [subject], windows, "before") if windows is not None else []
+    rows = check_all(session, [subject], windows, "before") if windows is not None else []
     rows = [row | {"fault": "" if row["passed"] else subject.reason.removeprefix("before timing, ")} for row in rows]
     if not subject.alive and all(row["passed"] for row in rows):  # it was never called, or raised
         lacking = {"implementation": implementation.name, **shape.axes, **dict.fromkeys(CHECKS)}

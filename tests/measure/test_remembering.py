@@ -161,8 +161,8 @@ def test_who_differs_more_and_more_is_caught():
 
 
 def appointed(session, shape, windows):
-    reference = ReferenceCheck(windows, shape)
-    check_all(session, shape, [], windows, "before", {reference_check.INPUTS: reference})
+    reference = ReferenceCheck(windows)
+    check_all(session, [], windows, "before", {reference_check.INPUTS: reference})
     return reference
 
 
@@ -176,7 +176,7 @@ def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch)
         assert appointed(session, SHAPE, windows).name == reference_check.COMPOSED.name
     monkeypatch.setattr(ReferenceCheck, "_computed", full)
     with pytest.raises(OutOfMemory, match="no room"):
-        ReferenceCheck(windows, SHAPE).appoint(gate_of(SHAPE, windows))
+        ReferenceCheck(windows).appoint(gate_of(windows))
 
 
 @pytest.mark.parametrize(

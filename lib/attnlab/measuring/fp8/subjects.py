@@ -159,9 +159,9 @@ class E4M3Implementation(Implementation):
             return super().bound(given, shape)  # which refuses these
         return self._on(self.operands.round(*given), shape)
 
-    def on(self, windows: Windows, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
+    def on(self, windows: Windows) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
         rounded = self.operands.rounded(windows)
-        return lambda window: self._on(rounded[window], shape), rounded.refresh
+        return lambda window: self._on(rounded[window], windows.shape), rounded.refresh
 
     def _on(self, given: tuple[Quantized, ...], shape: Shape) -> Callable[[], Any]:
         scale = {"scale": shape.scale} if shape.scale else {}

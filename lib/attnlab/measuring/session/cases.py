@@ -13,9 +13,9 @@ from attnlab.measuring.gate.reference_check import ReferenceCheck, References
 from attnlab.measuring.instruments import devices, environment, inspection
 from attnlab.measuring.session.checks import check_all
 from attnlab.measuring.session.rounds import Rounds
-from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
+from attnlab.measuring.session.subject import Session, Subject, alive, unless_refused
 from attnlab.measuring.subjects.case import Case
-from attnlab.measuring.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measuring.subjects.implementation import Unsupported, attempt
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs import read, write
 from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, Row, block_key
@@ -44,7 +44,7 @@ def measure_shape(session: Session, shape: Shape) -> None:
             subject.drop(SKIPPED, "the study has it in other sweeps only")
     calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
     windows = first_windows(session, shape, subjects, calls)
-    checks = _measure_subjects(session, shape, subjects, windows) if windows is not None else []
+    checks = _measure_subjects(session, subjects, windows) if windows is not None else []
     write.add_part(session.job.run, "checks", key, frame_of(CHECKS, checks))
     if resources := [session.row(shape, subject) | subject.needs for subject in alive(subjects) if subject.needs]:
         write.add_part(session.job.run, "resources", key, frame_of(RESOURCES, resources))
@@ -62,17 +62,13 @@ def measure_shape(session: Session, shape: Shape) -> None:
 
 def first_windows(session: Session, shape: Shape, subjects: list[Subject], calls: int) -> Windows | None:
     """Make inputs of a shape for `calls` calls and bind subjects to them; if that fails, drop all and return None."""
-    try:
+    windows: Windows | None = None
+    with unless_refused(subjects, "Q, K and V"):
         windows = attempt(lambda: Windows(shape, session.device, calls))
-    except OutOfMemory as error:
-        drop_all(subjects, "Q, K and V", error)
-        return None
-    except Unsupported as error:
-        for subject in subjects:
-            subject.drop(SKIPPED, str(error))
+    if windows is None:
         return None
     for subject in alive(subjects):
-        subject.case = subject.attempt(partial(Case.of, subject.implementation, windows, shape)) or subject.case
+        subject.case = subject.attempt(partial(Case.of, subject.implementation, windows)) or subject.case
     windows.draw(session.seed(shape, "first"))
     return windows
 
@@ -83,26 +79,25 @@ def _each(session: Session, subjects: list[Subject], work: Callable[[Subject], o
         devices.release(session.device)
 
 
-def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
+def _measure_subjects(session: Session, subjects: list[Subject], windows: Windows) -> list[Row]:
     _each(session, subjects, partial(_require_short, session))  # before the gate, which calls each about 12 times
-    references = {
-        operands: ReferenceCheck(windows, shape, operands)
-        for operands in dict.fromkeys(subject.implementation.operands for subject in subjects)
-    }
-    checks = check_all(session, shape, subjects, windows, "before", references)
-    windows.draw(session.seed(shape, "timed"))
-    _each(session, subjects, partial(_prepare, session, shape))
+    every = dict.fromkeys(subject.implementation.operands for subject in subjects)
+    references = {operands: ReferenceCheck(windows, operands) for operands in every}
+    checks = check_all(session, subjects, windows, "before", references)
+    windows.draw(session.seed(windows.shape, "timed"))
+    _each(session, subjects, partial(_prepare, session))
     if any(timing.clock != "eager" for timing in session.timings):
         pool = torch.cuda.graph_pool_handle()
         _each(session, subjects, lambda subject: cuda_events.capture(subject.case, pool))
     for timing in session.timings:
-        _record_block(session, shape, subjects, timing, windows, references)
-    return checks + check_all(session, shape, subjects, windows, "after")
+        _record_block(session, subjects, timing, windows, references)
+    return checks + check_all(session, subjects, windows, "after")
 
 
-def _prepare(session: Session, shape: Shape, subject: Subject) -> None:
+def _prepare(session: Session, subject: Subject) -> None:
     case, details = subject.case, subject.details
     assert case.windows is not None
+    shape = case.windows.shape
     case.refresh()
     q, k, v, *_ = inputs = case.windows[0]
     if subject.implementation.resources:
@@ -139,15 +134,15 @@ def _warm_up(session: Session, case: Case) -> dict[str, Any]:
 
 
 def _record_block(
-    session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, references: References
+    session: Session, subjects: list[Subject], timing: Timing, windows: Windows, references: References
 ) -> None:
     """Record the samples of one timing as one part. If the part exists, drop the subjects with wrong outputs in it."""
     job = session.job
-    key = block_key(job.study, shape, job.replicate, timing)
+    key = block_key(job.study, windows.shape, job.replicate, timing)
     if key in write.recorded(job.run, "samples"):
         _recall(subjects, read.part(job.run, "samples", key), timing)
     elif alive(subjects):
-        samples = Rounds(session, shape, timing, windows, references).take(subjects)
+        samples = Rounds(session, timing, windows, references).take(subjects)
         write.add_part(job.run, "samples", key, frame_of(SAMPLES, samples))
 
 

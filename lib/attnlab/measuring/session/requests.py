@@ -81,7 +81,7 @@ def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: i
             continue
         windows = Windows(shape, device)
         windows.draw(seed)
-        cases_by_name = [(name, Case.of(registry.find(name), windows, shape)) for name in study.implementations]
+        cases_by_name = [(name, Case.of(registry.find(name), windows)) for name in study.implementations]
         for name, case in cases_by_name:
             with watch.step(name, STREAM_PLACE, study.time_limit_s):
                 for _ in range(WARMUP_CALLS):

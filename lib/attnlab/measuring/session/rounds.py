@@ -18,7 +18,6 @@ from attnlab.measuring.subjects import outputs
 from attnlab.measuring.subjects.implementation import Broken, Operands, OutOfMemory, Unsupported, attempt, fatal, raised
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
-from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
 # One round in so many is followed by graphs that end early.
@@ -36,12 +35,10 @@ the sample."""
 class Rounds:
     """Rounds, in which every subject is timed once, in random order, on values that it has never seen."""
 
-    def __init__(
-        self, session: Session, shape: Shape, timing: Timing, windows: Windows, references: References
-    ) -> None:
-        self._session, self._shape, self._timing = session, shape, timing
-        self._windows, self._references = windows, references
-        self._order = random.Random(session.seed(shape, str(timing)))
+    def __init__(self, session: Session, timing: Timing, windows: Windows, references: References) -> None:
+        self._session, self._timing, self._windows, self._references = session, timing, windows, references
+        self._shape = windows.shape
+        self._order = random.Random(session.seed(self._shape, str(timing)))
         self._count = session.job.study.rounds(timing)
         self._compared: dict[str, Outputs] = {}
 
@@ -127,7 +124,7 @@ class Rounds:
         self._draw(purpose)
         reference = self._references[operands]
         try:
-            gate = attempt(partial(gate_of, self._shape, self._windows, "", operands, window))
+            gate = attempt(partial(gate_of, self._windows, "", operands, window))
         except OutOfMemory:
             return reference.bounds
         return reference.bounds_on(gate, window)

@@ -169,7 +169,14 @@ def alive(subjects: Iterable[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.alive]
 
 
-def drop_all(subjects: Iterable[Subject], what: str, error: OutOfMemory) -> None:
-    """Drop all subjects at a shape whose inputs don't fit into memory."""
-    for subject in alive(subjects):
-        subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")
+@contextmanager
+def unless_refused(subjects: Iterable[Subject], what: str) -> Iterator[None]:
+    """A context for work that all of these subjects need; if it is refused or lacks memory, they are dropped."""
+    try:
+        yield
+    except Unsupported as error:
+        for subject in alive(subjects):
+            subject.drop(SKIPPED, str(error))
+    except OutOfMemory as error:
+        for subject in alive(subjects):
+            subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")

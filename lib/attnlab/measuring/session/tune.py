@@ -124,7 +124,7 @@ class Finalists:
         windows.draw(_seed(shape, "checked"))
         served = [(rung, tile, rungs.pinned(rung, tile)) for rung, tile in self.tiles(shape)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
-        subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
+        subjects = [Subject(called, Case.of(called, windows)) for *_, called in there]
         right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
         pool: Any = torch.cuda.graph_pool_handle()
         for subject in right:

@@ -135,7 +135,7 @@ class Implementation:
             return partial(ragged, q, k, v, shape.causal, shape.sequences)
         return partial(call, *given, shape.causal)
 
-    def on(self, windows: Any, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
+    def on(self, windows: Any) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
         """A function that returns the call on a window of `inputs.Windows`, and one that updates calls to new values.
 
         Raises:
@@ -145,7 +145,7 @@ class Implementation:
 
         def call(window: int) -> Callable[[], Any]:
             if window not in bound:
-                bound[window] = self.bound(windows[window], shape)
+                bound[window] = self.bound(windows[window], windows.shape)
             return bound[window]
 
         def refresh() -> None:
