@@ -15,7 +15,6 @@ from attnlab.measuring.subjects.implementation import Operands, attempt
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import EXTREMES, FAILED, Row
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Study
 
 # On the extremes, the gate compares as many heads as have this many scores: 16 with 512 keys, or 1 with 2048. On the
 # timed values it compares all heads: they may differ, and their errors set the bounds of timed outputs.
@@ -32,10 +31,14 @@ def check_all(
         references: by operands; the gate on the shape's values appoints the witness of each.
     """
     shape, checked = windows.shape, list[Row]()
-    every = list(dict.fromkeys(subject.implementation.operands for subject in subjects)) or [*(references or ())]
-    for kind, operands in product(_kinds(session.job.study, shape, moment), every):
-        held = [subject for subject in subjects if subject.implementation.operands == operands]
-        if subjects and not alive(held):
+    first = next(other for other in session.job.study.shapes if other.plain == shape.plain)
+    # Of shapes that differ only in values, the first has the extremes. In training there are none: the gradients of a
+    # saturated softmax are zero.
+    extremes = EXTREMES if moment == "before" and not shape.trains and shape == first else ()
+    every = dict.fromkeys(subject.implementation.operands for subject in subjects)
+    for kind, operands in product((shape.values, *extremes), every):
+        held = [subject for subject in alive(subjects) if subject.implementation.operands == operands]
+        if not held:
             continue
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         with unless_refused(held, "the oracle's scores"):
@@ -72,14 +75,6 @@ def _row(found: Check) -> Row:
         "differing": found.differing,
         "passed": found.passed,
     }
-
-
-def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
-    """The shape's values. Before timing also the extremes, at the first of the shapes that differ only in values."""
-    first = next(other for other in study.shapes if other.plain == shape.plain)
-    # In training there are none: the gradients of a saturated softmax are zero.
-    extremes = moment == "before" and not shape.trains and shape == first
-    return (shape.values, *(EXTREMES if extremes else ()))
 
 
 def gate_of(windows: Windows, kind: str = "", operands: Operands = INPUTS, window: int = 0) -> Gate:
