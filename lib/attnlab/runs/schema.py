@@ -41,7 +41,7 @@ def replicate_key(replicate: int) -> str:
 
 
 def shape_key(study: Study, shape: Shape, replicate: int) -> str:
-    """The key of the blocks of one shape in one replicate."""
+    """The key of the blocks of one shape in one replicate; keys sort in the order of the study."""
     return f"{replicate_key(replicate)}-s{study.shapes.index(shape):03d}"
 
 

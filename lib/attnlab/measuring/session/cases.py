@@ -18,7 +18,7 @@ from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import Unsupported, attempt
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs import read, write
-from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, Row, block_key
+from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, Row, block_key, shape_key
 from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES, frame_of
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -34,20 +34,21 @@ STEP_CALLS = 400
 
 def measure_shape(session: Session, shape: Shape) -> None:
     """Check and time all subjects at one shape, unless it is already recorded. Its cases are written last."""
-    key = session.key(shape)
-    if key in write.recorded(session.job.run, "cases"):
+    run, study = session.job.run, session.job.study
+    key = shape_key(study, shape, session.job.replicate)
+    if key in write.recorded(run, "cases"):
         return
     environment.compile_every_shape()
-    subjects = [Subject.named(name, key, session.job.study) for name in session.job.study.subjects]
+    subjects = [Subject.named(name, key, study) for name in study.subjects]
     for subject in subjects:
-        if session.job.study.leaves_out(subject.implementation.name, shape):
+        if study.leaves_out(subject.implementation.name, shape):
             subject.drop(SKIPPED, "the study has it in other sweeps only")
     calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
     windows = first_windows(session, shape, subjects, calls)
     checks = _measure_subjects(session, subjects, windows) if windows is not None else []
-    write.add_part(session.job.run, "checks", key, frame_of(CHECKS, checks))
+    write.add_part(run, "checks", key, frame_of(CHECKS, checks))
     if resources := [session.row(shape, subject) | subject.needs for subject in alive(subjects) if subject.needs]:
-        write.add_part(session.job.run, "resources", key, frame_of(RESOURCES, resources))
+        write.add_part(run, "resources", key, frame_of(RESOURCES, resources))
     cases = [
         session.row(shape, subject)
         | UNPREPARED
@@ -55,7 +56,7 @@ def measure_shape(session: Session, shape: Shape) -> None:
         | {"status": subject.status, "reason": subject.reason}
         for subject in subjects
     ]
-    write.add_part(session.job.run, "cases", key, frame_of(CASES, cases))
+    write.add_part(run, "cases", key, frame_of(CASES, cases))
     subjects.clear()
     devices.release(session.device)
 

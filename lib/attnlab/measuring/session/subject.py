@@ -27,7 +27,7 @@ from attnlab.measuring.subjects.implementation import (
     fatal,
     raised,
 )
-from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, Row, shape_key
+from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
@@ -73,10 +73,6 @@ class Session:
     def timings(self) -> list[Timing]:
         """The study's timings that this device supports."""
         return [timing for timing in self.job.study.timings if cuda_events.available(self.device, timing)]
-
-    def key(self, shape: Shape) -> str:
-        """The key of a shape's blocks of rows; keys sort in the order of the study."""
-        return shape_key(self.job.study, shape, self.job.replicate)
 
     def seed(self, shape: Shape, purpose: str) -> int:
         """A seed for one shape, replicate and purpose."""
