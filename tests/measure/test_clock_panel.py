@@ -11,7 +11,7 @@ from conftest import tiny_study
 from attnlab.base.errors import Outdated
 from attnlab.measuring.clocks import external_tools, in_process
 from attnlab.measuring.instruments import environment, tool
-from attnlab.measuring.session import load, panel, worker
+from attnlab.measuring.session import panel, worker
 from attnlab.measuring.session.subject import Job
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import methods, read, schema, write
@@ -56,8 +56,7 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
     assert {row["why"] for row in timed} == {"no such shape here"}
     assert [row["method"] for row in timed] == list(in_process.IN_TURN)
     assert seen == []
-    monkeypatch.setattr(load, "graphed", refuse)
-    assert [row["why"] for row in load._rows(*CASES[0], CPU)] == ["no such shape here"]
+    assert [row["why"] for row in panel._load_rows(*CASES[0], CPU)] == ["no such shape here"]
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def parts(monkeypatch, data):
     monkeypatch.setattr(environment, "fingerprint", lambda *_: now)
     monkeypatch.setattr(panel, "_canary", lambda device: "none")
     monkeypatch.setattr(panel, "_case_rows", lambda name, shape, *_: ([row(name, shape, method="device", round=0)], []))
-    monkeypatch.setattr(load, "_rows", lambda name, shape, *_: [row(name, shape, started_s=1.0)])
+    monkeypatch.setattr(panel, "_load_rows", lambda name, shape, *_: [row(name, shape, started_s=1.0)])
     monkeypatch.setattr(external_tools, "rows", of_tool)
     begun = small.manifest(STUDY)
     write.create("begun", begun | {"environment": begun["environment"] | {"driver": "then", "hash": "d"}})
@@ -89,7 +88,7 @@ def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_sto
     assert [part.part for part in parts] == ["panel", "loads"]
     assert list(map(worker.take, parts)) == [{}, {}]
     whole, blocks = len(taken), schema.folder("begun") / "parts"
-    assert whole == len(panel.cases(STUDY)) + len(load.cases(STUDY)) + len(methods.TOOLS)
+    assert whole == len(panel.cases(STUDY)) + len(panel.loads(STUDY)) + len(methods.TOOLS)
     for name in ("panel.c03.*", "panel.ncu.*", "endurance.sdpa-math.*"):
         (block,) = blocks.glob(name)
         block.unlink()

@@ -14,7 +14,7 @@ from attnlab.base.errors import Outdated, UserError
 from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.instruments import counters, devices, environment, telemetry
 from attnlab.measuring.instruments.telemetry import Telemetry
-from attnlab.measuring.session import ceilings, estimate, load, panel, requests
+from attnlab.measuring.session import ceilings, estimate, panel, requests
 from attnlab.measuring.session.cases import measure_shape
 from attnlab.measuring.session.subject import STREAM_PART, Job, Session
 from attnlab.measuring.subjects import registry
@@ -75,7 +75,7 @@ def take(job: Job) -> dict[str, str]:
     if job.part in ONCE:
         device = torch.device(job.device)
         environment.lock_as_begun(job.run, job.environment, device)
-        (panel if job.part == "panel" else load).take(job.run, job.study, device)
+        (panel.take if job.part == "panel" else panel.take_loads)(job.run, job.study, device)
     else:
         measure(job)
     return {}
