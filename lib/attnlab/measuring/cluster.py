@@ -64,8 +64,7 @@ FAULTS = (torch.AcceleratorError, BrokenProcessPool, MemoryError, OSError)
 def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator["Fleet"]:
     """The workers as an executor: on this number of GPUs of this host, on ``all``, or those of the scheduler.
 
-    Raises:
-        UserError: there are too few GPUs, or no scheduler answers at this address.
+    Raises UserError: there are too few GPUs, or no scheduler answers at this address.
     """
     if gpus and scheduler:
         raise UserError("GPUS starts a cluster here, and SCHEDULER uses one that is there: give one of the two")

@@ -66,10 +66,8 @@ class _Processes(ThreadPoolExecutor):
 def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
     """An executor that runs one process at a time, a new one for each job: one GPU, strictly serial.
 
-    A job may run more than once: if an implementation ends its process, the job begins again without it.
-
-    Args:
-        environment: variables of its processes, in addition to those of this process.
+    A job may run more than once: if an implementation ends its process, the job begins again without it. The processes
+    have the variables of `environment` in addition to those of this process.
     """
     return _Processes(environment or {})
 

@@ -73,11 +73,9 @@ def failure(implementation: str, place: str = "") -> str:
 
 @contextmanager
 def step(implementation: str, place: str, limit_s: float = math.inf) -> Iterator[None]:
-    """A context in which an implementation is called.
+    """A context in which an implementation is called, with a time limit.
 
-    Args:
-        place: the key of a shape, or "" for work that it needs at all shapes.
-        limit_s: the time limit of the step.
+    The place is the key of a shape, or "" for work that it needs at all shapes.
     """
     if _board is None:
         yield

@@ -31,9 +31,8 @@ def names() -> list[str]:
 def load(name: str) -> schema.Run:
     """Read a run and check it; a run that is not complete is read from its parts.
 
-    Raises:
-        UserError: there is no such run, it was changed after it was recorded, or it is of another schema. Or a row is
-            invalid, or contradicts the study, the manifest or another table of the run.
+    Raises UserError: there is no such run, it was changed after it was recorded, or it is of another schema. Or a row
+    is invalid, or contradicts the study, the manifest or another table of the run.
     """
     name = str(name)  # a caller may pass digits as a number
     tables: dict[str, pd.DataFrame] = {}
@@ -108,8 +107,7 @@ def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
 def part(name: str, table: str, key: str) -> pd.DataFrame:
     """The rows of one block of a run that is not complete.
 
-    Raises:
-        UserError: it was changed after it was recorded.
+    Raises UserError: it was changed after it was recorded.
     """
     (path,) = (schema.folder(name) / schema.PARTS).glob(f"{table}.{key}.*.parquet")
     return _frame([path], table).drop(columns=checks.PLACE)

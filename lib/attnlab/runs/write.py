@@ -57,9 +57,8 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
         stated: the field of the manifest that states a new run's work. It is stored until there is a manifest. A run
             that was killed before that begins again only with the same work.
 
-    Raises:
-        UserError: another process is measuring into this run, or its name is that of a file or of another folder. Or
-            the run was killed before it had a manifest, and had other work.
+    Raises UserError: another process is measuring into this run, or its name is that of a file or of another folder. Or
+    the run was killed before it had a manifest, and had other work.
     """
     target = folder(name)
     manifest = target / "manifest.json"
@@ -92,8 +91,7 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
 def begun(name: str) -> Manifest:
     """The work of a run that has no manifest yet, as `lock` keeps it; empty if there is none.
 
-    Raises:
-        UserError: the file that holds it was changed.
+    Raises UserError: the file that holds it was changed.
     """
     path = folder(name) / BEGUN
     try:
@@ -155,13 +153,9 @@ def state(name: str, more: Manifest) -> None:
 
 
 def finish(name: str, more: Manifest | None = None) -> None:
-    """Turn the parts into one file per table. If it is killed at any point, it can be run again.
+    """Turn the parts into one file per table, and add `more` fields to the manifest. If it is killed, run it again.
 
-    Args:
-        more: fields of the manifest that are only known at the end.
-
-    Raises:
-        UserError: parts were lost or changed since they were recorded. All are kept.
+    Raises UserError: parts were lost or changed since they were recorded. All are kept.
     """
     target = folder(name)
     if not read.read_manifest(name)["complete"]:
@@ -180,8 +174,7 @@ def require_incomplete(name: str, manifest: Manifest) -> None:
 def close_early(name: str) -> None:
     """Close a run that was cut off; if it lacks anything, its manifest then states how much it holds.
 
-    Raises:
-        UserError: the run is complete, is being measured into, or holds no whole replicate.
+    Raises UserError: the run is complete, is being measured into, or holds no whole replicate.
     """
     manifest = read.read_manifest(name)
     if manifest["complete"]:

@@ -24,11 +24,9 @@ COMPARED_SCORES = 2**22
 def check_all(
     session: Session, subjects: list[Subject], windows: Windows, moment: str, references: References | None = None
 ) -> list[Row]:
-    """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check.
+    """Check every subject on unseen inputs, ``before`` or ``after`` timing; returns a row per check.
 
-    Args:
-        moment: ``before`` or ``after`` timing.
-        references: by operands; the gate on the shape's values appoints the witness of each.
+    A subject that fails is dropped. The gate on the shape's values appoints the witness of each of the references.
     """
     shape, checked = windows.shape, list[Row]()
     first = next(other for other in session.job.study.shapes if other.plain == shape.plain)
@@ -80,11 +78,7 @@ def _row(found: Check) -> Row:
 def gate_of(windows: Windows, kind: str = "", operands: Operands = INPUTS, window: int = 0) -> Gate:
     """The gate for a window of inputs: `kind` is one of `schema.EXTREMES`, or empty for the shape's values.
 
-    Args:
-        operands: the numbers that are multiplied.
-
-    Raises:
-        Unsupported: as `Operands.of`.
+    Raises Unsupported: as `Operands.of`, which gives the numbers that are multiplied.
     """
     shape = windows.shape
     kind = kind or shape.values

@@ -84,12 +84,9 @@ def record(
 def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
     """A context in which an interruption stops the pool, and raises an error that says how to go on in one line.
 
-    Args:
-        target: the folder of the recording.
-        again: the user's command that resumes it; empty if it isn't kept.
+    The user's command `again` resumes the recording in the folder `target`; it is empty if that isn't kept.
 
-    Raises:
-        UserError: in place of the error raised inside.
+    Raises UserError: in place of the error raised inside.
     """
     first, after = "", ""
     try:
@@ -123,12 +120,9 @@ def command_for(study: str, where: str) -> str:
 
 
 def new_name(described: dict[str, Any]) -> str:
-    """A name for a run that begins now: the device and the time, such as ``h200-20261121-064501``.
+    """A name for a run that begins now: the described device and the time, such as ``h200-20261121-064501``.
 
     If a run already has that name, because the clock was set back, a number is added.
-
-    Args:
-        described: the device, as `devices.describe` describes it.
     """
     words = str(described["name"]).lower().split()
     model = "cpu" if described["kind"] == "cpu" else next((w for w in words if any(c.isdigit() for c in w)), "gpu")

@@ -35,8 +35,7 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
     call returns, which on a GPU is earlier. Requests have only shapes at which all implementations were measured in
     this replicate.
 
-    Raises:
-        UserError: the device's memory doesn't hold the inputs of all shapes at once.
+    Raises UserError: the device's memory doesn't hold the inputs of all shapes at once.
     """
     try:
         answering = attempt(partial(_ready, run, study, replicate, device, seed))

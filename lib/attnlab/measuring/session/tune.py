@@ -95,9 +95,6 @@ fastest, if the other needs 2 rounds of the device there instead of 1."""
 class Finalists:
     """The kernels whose tiles are candidates: those of this architecture alone; if there are none, all.
 
-    Args:
-        multiprocessors: the number that the device has.
-
     Attributes:
         out: the tiles that failed, each by its name and head_dim. They are no longer candidates.
     """
@@ -174,8 +171,7 @@ def _compile(rung: Rung, tile: Tile, shape: Shape) -> None:
 def tune() -> Path:
     """Choose the fastest tiles at each of `SHAPES`, and write the choices after each shape; returns their file.
 
-    Raises:
-        UserError: there is no NVIDIA GPU, no kernel could be timed on it, or the GPU failed.
+    Raises UserError: there is no NVIDIA GPU, no kernel could be timed on it, or the GPU failed.
     """
     if not torch.cuda.is_available():
         raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")

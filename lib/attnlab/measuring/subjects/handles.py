@@ -75,8 +75,7 @@ class LadderKernel:
     def resources(self, shape: Shape) -> pd.DataFrame:
         """The compiler's report on the instance for a shape, a row for each architecture: `Instance.needs`.
 
-        Raises:
-            UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
+        Raises UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
         """
         tile = next(iter(self.rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal)), None)
         if not tile or shape.dtype not in self.rung.dtypes:

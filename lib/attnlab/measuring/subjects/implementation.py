@@ -67,8 +67,7 @@ class Numbers:
     ) -> Tensors:
         """The outputs of `attention`, which is composed of torch operations, so that errors are the framework's own.
 
-        Args:
-            compared: the numbers, or those of the compared `heads`; these are numbered over all batches.
+        It gets the numbers, or those of the compared `heads`; these are numbered over all batches.
         """
         return computed(attention, compared, causal, scale)
 
@@ -138,8 +137,7 @@ class Implementation:
     def on(self, windows: Any) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
         """A function that returns the call on a window of `inputs.Windows`, and one that updates calls to new values.
 
-        Raises:
-            Unsupported: it can't be called on such windows.
+        Raises Unsupported: it can't be called on such windows.
         """
         bound: dict[int, Callable[[], Any]] = {}
 

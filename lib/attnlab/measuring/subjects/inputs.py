@@ -38,16 +38,12 @@ class Windows:
     Neighbouring windows share nearly all of their memory, so that all fit into a cache if one does. Windows after the
     first, 0, are shifted in Q or in K by a number of heads.
 
-    Args:
-        count: the number of windows.
-
     Attributes:
         memory: Q, K and V of all windows, in training also the gradient of O, each ``(heads, rows, head_dim)``; if
-            `by_token`, a head has one row.
+            the shape is `by_token`, a head has one row.
         kept: objects that implementations made from the inputs.
 
-    Raises:
-        Unsupported: the captured values don't fit this shape.
+    Raises Unsupported: the captured values don't fit this shape.
     """
 
     def __init__(self, shape: Shape, device: torch.device, count: int = 1) -> None:
@@ -186,8 +182,7 @@ def draw(shape: Shape, seed: int, device: torch.device, kind: str = "") -> Input
     transposed as the shape's layout says. If lengths are unequal, all are views ``(1, heads, tokens, head_dim)`` of
     memory in which the heads of a token are adjacent.
 
-    Raises:
-        Unsupported: the captured values don't fit this shape.
+    Raises Unsupported: the captured values don't fit this shape.
     """
     windows = Windows(shape, device)
     windows.draw(seed, kind)
