@@ -15,7 +15,7 @@ from attnlab.measuring.gate.reference_check import Bound, References, Tally
 from attnlab.measuring.session.checks import gate_of
 from attnlab.measuring.session.subject import Session, Subject, alive
 from attnlab.measuring.subjects import outputs
-from attnlab.measuring.subjects.implementation import Broken, Operands, OutOfMemory, Unsupported, attempt, fatal, raised
+from attnlab.measuring.subjects.implementation import Broken, Operands, OutOfMemory, attempt, fatal, raised
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
 from attnlab.study.studies import Timing
@@ -144,8 +144,7 @@ class Rounds:
         except Exception as error:  # at a shape that it served before
             if fatal(error):
                 raise
-            words = error if isinstance(error, Broken | Unsupported) else raised(error)
-            subject.drop(FAILED, f"while timed, {self._timing}: {words}")
+            subject.drop(FAILED, f"while timed, {self._timing}: {raised(error)}")
 
 
 def in_three_digits(strain: float) -> float:

@@ -33,6 +33,8 @@ from attnlab.study.studies import Study, Timing
 
 T = TypeVar("T")
 STREAM_PART = "stream"
+STATUSES: dict[type[Exception], str] = {Unsupported: SKIPPED, OutOfMemory: OUT_OF_MEMORY}
+"""The statuses of subjects that were dropped for these errors; for others it is `FAILED`."""
 
 
 @dataclass(frozen=True)
@@ -143,16 +145,10 @@ class Subject:
         try:
             with self.running():
                 return attempt(selected)
-        except Unsupported as error:
-            self.drop(SKIPPED, str(error))
-        except OutOfMemory as error:
-            self.drop(OUT_OF_MEMORY, str(error))
-        except Broken as error:
-            self.drop(FAILED, str(error))
         except Exception as error:
             if fatal(error) or isinstance(error, UserError):
                 raise
-            self.drop(FAILED, raised(error))
+            self.drop(STATUSES.get(type(error), FAILED), raised(error))
         return None
 
 

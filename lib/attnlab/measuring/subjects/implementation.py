@@ -20,7 +20,6 @@ from attnlab.study.shapes import Shape
 T = TypeVar("T")
 Attention = Callable[..., Tensor]
 """``(q, k, v, causal) -> o``. Functions of the registry also take the keyword `scale`, the factor of the scores."""
-Ragged = Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor]
 Tensors = tuple[Tensor, ...]
 # In this logger, torch says why a backend doesn't take nested tensors.
 NESTED = "torch.nested._internal.sdpa"
@@ -111,7 +110,7 @@ class Implementation:
     call: Attention
     selected: Callable[[], AbstractContextManager[object]] = nullcontext
     resources: Callable[..., dict[str, Any]] | None = None
-    ragged: Ragged | None = None
+    ragged: Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor] | None = None
     differentiable: bool = True
     repeats: bool = False
     operands: Operands = Operands()
@@ -287,7 +286,9 @@ def fatal(error: BaseException) -> bool:
 
 
 def raised(error: BaseException) -> str:
-    """An exception in one line of at most `LONGEST_REASON` characters."""
+    """The message of an error of this module, else an exception in one line of at most `LONGEST_REASON` characters."""
+    if isinstance(error, Unsupported | OutOfMemory | Broken):
+        return str(error)
     return short(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
