@@ -28,8 +28,6 @@ FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes of processes that a person, a scheduler or the out-of-memory killer may have ended."""
 CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("spawn")
 """Processes are spawned, since a fork of a process that has used CUDA can't use CUDA."""
-Answer = tuple[Any, BaseException | None]
-"""The value of a call or its error."""
 
 
 class _Processes(ThreadPoolExecutor):
@@ -101,10 +99,10 @@ def stop(pool: Executor) -> None:
 
 def _process(
     packed: bytes, environment: Mapping[str, str], failures: watch.Failures
-) -> tuple[Answer, watch.WatchedStep, int]:
+) -> tuple[tuple[Any, BaseException | None], watch.WatchedStep, int]:
     """Run a pickled call in a fresh process.
 
-    Returns its answer, its last step, and its exit code: 0 if it was killed because a step exceeded its time limit.
+    Returns its value or error, its last step, and its exit code: 0 if it was killed since a step exceeded its limit.
     """
     board = CONTEXT.RawValue(watch.WatchedStep)
     receiving, sending = CONTEXT.Pipe(duplex=False)
