@@ -117,7 +117,7 @@ def subjected(call, shape, device, **study):
     from attnlab.measuring.subjects.inputs import Windows
 
     alone = {"target": shape.axes, "sweeps": {"alone": shape.axes}}
-    job = Job("none", tiny_study(**alone | study), device, 0, (shape,), "")
+    job = Job("none", tiny_study(**alone | study), device, 0, (shape,))
     session = Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
     windows = Windows(shape, session.device, cuda_events.most_calls(shape) if device == "cuda" else 1)
     made = isinstance(call, Implementation)

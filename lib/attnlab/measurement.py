@@ -91,7 +91,7 @@ def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -
     name = str(getattr(attention, "name", "") or getattr(attention, "__name__", type(attention).__name__))
     found = devices.resolve(device)
     study = _study({FALLBACK: FALLBACK}, list(shapes), FALLBACK, [], 2, 1, found.type)
-    session = Session(Job("", study, found.type, 0, tuple(study.shapes), ""), found, Telemetry(found), 0.0)
+    session = Session(Job("", study, found.type, 0, tuple(study.shapes)), found, Telemetry(found), 0.0)
     implementation = registry.of_function(name, attention, name)
     rows = [row for shape in study.shapes for row in _checks(session, shape, implementation)]
     return pd.DataFrame(rows)[["implementation", *Shape.AXES, *CHECKS]]

@@ -325,7 +325,7 @@ def _on_own_card(wanted: str, call: Callable[..., Any], arguments: tuple[Any, ..
     except UserError as error:
         raise Unfit(str(error)) from None
     if isinstance(arguments[0], Job):
-        environment.lock_as_begun(arguments[0].run, arguments[0].environment, here)
+        environment.lock_as_begun(arguments[0].run, here)
     with socket.socket(socket.AF_UNIX) as held:
         try:
             if card := telemetry.card(here):

@@ -66,16 +66,16 @@ def record(
     again = f"make measure RUN={name}" if again is None else again
     held = write.lock(name, {"study": study.model_dump(mode="json")})
     with held, executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
-        environment = _open(pool, name, study, device, long, command)
-        shapes = _jobs(name, study, device, environment)
+        _open(pool, name, study, device, long, command)
+        shapes = _jobs(name, study, device)
         with _progress(name, study):
             _take(pool, name, [job for job in shapes if not job.replicate])
             # Taken before the other replicates, so that a run that is closed early has these parts.
-            once = _once(name, study, device, environment)
+            once = _once(name, study, device)
             if once:
                 tqdm.write(f"{name}: {' and '.join(map(str, once))}", file=sys.stderr)
             _take(pool, name, [*once, *(job for job in shapes if job.replicate)])
-            _take(pool, name, _jobs(name, study, device, environment, STREAM_PART))
+            _take(pool, name, _jobs(name, study, device, STREAM_PART))
         write.finish(name)
     return name
 
@@ -131,8 +131,8 @@ def new_name(described: dict[str, Any]) -> str:
     return next(free for free in numbered if not schema.folder(free).exists())
 
 
-def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> str:
-    """Begin the run, or resume one that was cut off; returns the hash of its environment."""
+def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> None:
+    """Begin the run, or resume one that was cut off."""
     if not (schema.folder(name) / "manifest.json").is_file():
         # Both raise UserError for missing files, before the survey of the machine.
         callables.hashes(study.implementations)
@@ -152,7 +152,6 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
     if manifest.get("captured", {}) != captured.digests(study):
         raise Outdated(f"what was captured ({study.captured}) changed since the run {name!r} began: start a new run")
     read.load(name)  # raises if blocks were lost or changed, before others are measured
-    return str(manifest["environment"]["hash"])
 
 
 def _announce(study: Study, seconds: float, long: bool) -> None:
@@ -202,18 +201,18 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
     return dispatch.identity(device_name) | gradients
 
 
-def _jobs(name: str, study: Study, device: str, environment: str, part: str = "") -> list[Job]:
+def _jobs(name: str, study: Study, device: str, part: str = "") -> list[Job]:
     """A job for each replicate, with the shapes that the run lacks; or, if `part` is the stream, its missing stream."""
     done = write.recorded(name, "stream" if part else "cases")
     jobs = []
     for number in range(study.replicates):
         shapes = tuple(s for s in study.shapes if not part and schema.shape_key(study, s, number) not in done)
         if shapes or (part and study.stream and schema.replicate_key(number) not in done):
-            jobs.append(Job(name, study, device, number, shapes, environment, part))
+            jobs.append(Job(name, study, device, number, shapes, part))
     return jobs
 
 
-def _once(name: str, study: Study, device: str, environment: str) -> list[Job]:
+def _once(name: str, study: Study, device: str) -> list[Job]:
     """Jobs for the parts that a run takes once and lacks. On a CPU there are none, and the manifest says why."""
     if "profile" in read.read_manifest(name):
         return []
@@ -221,7 +220,7 @@ def _once(name: str, study: Study, device: str, environment: str) -> list[Job]:
         write.state(name, {"profile": counters.take(name, study, device)})
         return []
     parts = worker.ONCE if study.panel else worker.ONCE[-1:]
-    return [Job(name, study, device, 0, (), environment, part) for part in parts]
+    return [Job(name, study, device, 0, (), part) for part in parts]
 
 
 def _take(pool: Executor, name: str, jobs: list[Job]) -> None:

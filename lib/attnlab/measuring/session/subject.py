@@ -42,7 +42,6 @@ class Job:
     """Work for one process: a replicate of some of the study's shapes, or the part of a run that `part` names.
 
     Attributes:
-        environment: the hash of the environment that the run began in.
         part: ``stream`` for a replicate's requests, or one of `worker.ONCE`; "" for shapes.
     """
 
@@ -51,7 +50,6 @@ class Job:
     device: str
     replicate: int
     shapes: tuple[Shape, ...]
-    environment: str
     part: str = ""
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ def take(job: Job) -> dict[str, str]:
         return counters.take(job.run, job.study, job.device)
     if job.part in ONCE:
         device = torch.device(job.device)
-        environment.lock_as_begun(job.run, job.environment, device)
+        environment.lock_as_begun(job.run, device)
         (panel.take if job.part == "panel" else panel.take_loads)(job.run, job.study, device)
     else:
         measure(job)
@@ -86,7 +86,7 @@ def measure(job: Job) -> None:
     started = time.monotonic()
     require_unchanged(job.study, read.read_manifest(job.run))
     device = torch.device(job.device)
-    environment.lock_as_begun(job.run, job.environment, device)
+    environment.lock_as_begun(job.run, device)
     captured.use(job.study)
     session = Session(job, device, Telemetry(device), started)
     row = {
