@@ -26,8 +26,6 @@ from attnlab.study.studies import Timing
 # Calls in a window, and the most windows: warm-up exceeds the study's calls until 2 windows in a row agree.
 WARMUP_WINDOW = 10
 WARMUP_WINDOWS = 20
-UNPREPARED: Row = {"kernels": "", "peak_memory_bytes": 0, "warmup_calls": 0, "steady": False, "alone_differing": None}
-"""The details of a case that was dropped before it was prepared."""
 # More calls than any step makes once it is known how long one takes.
 STEP_CALLS = 400
 
@@ -50,10 +48,7 @@ def measure_shape(session: Session, shape: Shape) -> None:
     if resources := [session.row(shape, subject) | subject.needs for subject in alive(subjects) if subject.needs]:
         write.add_part(run, "resources", key, frame_of(RESOURCES, resources))
     cases = [
-        session.row(shape, subject)
-        | UNPREPARED
-        | subject.details
-        | {"status": subject.status, "reason": subject.reason}
+        session.row(shape, subject) | subject.details | {"status": subject.status, "reason": subject.reason}
         for subject in subjects
     ]
     write.add_part(run, "cases", key, frame_of(CASES, cases))

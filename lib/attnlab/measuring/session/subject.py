@@ -33,6 +33,7 @@ from attnlab.study.studies import Study, Timing
 
 T = TypeVar("T")
 STREAM_PART = "stream"
+UNPREPARED: Row = {"kernels": "", "peak_memory_bytes": 0, "warmup_calls": 0, "steady": False, "alone_differing": None}
 STATUSES: dict[type[Exception], str] = {Unsupported: SKIPPED, OutOfMemory: OUT_OF_MEMORY}
 """The statuses of subjects that were dropped for these errors; for others it is `FAILED`."""
 
@@ -91,7 +92,7 @@ class Subject:
     Attributes:
         place: the key of the shape.
         limit_s: how long one of its steps may take, such as a check or a sample.
-        details: columns of the table ``cases`` from the preparation: kernels, peak memory, warm-up.
+        details: columns of the table ``cases`` from the preparation, before which they are those of `UNPREPARED`.
         needs: columns of the table ``resources``, for a kernel of the ladder.
         earlier: fingerprints of the outputs that the gate has already seen.
     """
@@ -102,7 +103,7 @@ class Subject:
     reason: str = ""
     place: str = ""
     limit_s: float = math.inf
-    details: Row = field(default_factory=dict)
+    details: Row = field(default_factory=lambda: dict(UNPREPARED))
     needs: Row = field(default_factory=dict)
     earlier: set[bytes] = field(default_factory=set)
 
