@@ -95,8 +95,7 @@ fastest, if the other needs 2 rounds of the device there instead of 1."""
 class Finalists:
     """The kernels whose tiles are candidates: those of this architecture alone; if there are none, all.
 
-    Attributes:
-        out: the tiles that failed, each by its name and head_dim. They are no longer candidates.
+    The tiles that failed are no longer candidates: `out` has each by its name and head_dim.
     """
 
     def __init__(self, every: tuple[Rung, ...], device: torch.device, multiprocessors: int) -> None:

@@ -50,11 +50,7 @@ class NamedAttention:
 
 @dataclass(frozen=True)
 class LadderKernel:
-    """A kernel of the ladder, possibly with a changed tile or source.
-
-    Attributes:
-        name: ``kernel.<rung>`` if nothing was changed, else empty.
-    """
+    """A kernel of the ladder. Its name is ``kernel.<rung>``, or empty if its tile or source was changed."""
 
     rung: Rung
     name: str = ""
