@@ -82,10 +82,11 @@ def _measure_subjects(session: Session, subjects: list[Subject], windows: Window
     checks = check_all(session, subjects, windows, "before", references)
     windows.draw(session.seed(windows.shape, "timed"))
     _each(session, subjects, partial(_prepare, session))
-    if any(timing.clock != "eager" for timing in session.timings):
+    timings = [timing for timing in session.job.study.timings if cuda_events.available(session.device, timing)]
+    if any(timing.clock != "eager" for timing in timings):
         pool = torch.cuda.graph_pool_handle()
         _each(session, subjects, lambda subject: cuda_events.capture(subject.case, pool))
-    for timing in session.timings:
+    for timing in timings:
         _record_block(session, subjects, timing, windows, references)
     return checks + check_all(session, subjects, windows, "after")
 

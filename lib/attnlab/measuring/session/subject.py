@@ -14,7 +14,7 @@ import torch
 from attnlab.base import rules
 from attnlab.base.errors import UserError
 from attnlab.measuring import watch
-from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.clocks import originals
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.subjects import registry
 from attnlab.measuring.subjects.case import Case
@@ -29,7 +29,7 @@ from attnlab.measuring.subjects.implementation import (
 )
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, Row
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Study, Timing
+from attnlab.study.studies import Study
 
 T = TypeVar("T")
 STREAM_PART = "stream"
@@ -69,11 +69,6 @@ class Session:
     telemetry: Telemetry
     started: float
     process: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-
-    @property
-    def timings(self) -> list[Timing]:
-        """The study's timings that this device supports."""
-        return [timing for timing in self.job.study.timings if cuda_events.available(self.device, timing)]
 
     def seed(self, shape: Shape, purpose: str) -> int:
         """A seed for one shape, replicate and purpose."""
