@@ -157,9 +157,18 @@ def finish(name: str, more: Manifest | None = None) -> None:
 
     Raises UserError: parts were lost or changed since they were recorded. All are kept.
     """
-    target = folder(name)
-    if not read.read_manifest(name)["complete"]:
-        _close(name, more or {})
+    target, manifest = folder(name), read.read_manifest(name)
+    if not manifest["complete"]:
+        tables = read.tables_of_parts(name)
+        # The machine's clock may have been set back since.
+        finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
+        manifest |= (more or {}) | {"complete": True, "finished": finished, "files": {}}
+        judge(tables, manifest, target / PARTS)
+        for table, rows in tables.items():
+            content = _packed(rows.drop(columns=PLACE))
+            write_atomically(target / f"{table}.parquet", content)
+            manifest["files"][f"{table}.parquet"] = hashlib.sha256(content).hexdigest()
+        _write_manifest(target, manifest)
     shutil.rmtree(target / PARTS, ignore_errors=True)
     _tidy(name, BEGUN)
 
@@ -192,19 +201,6 @@ def close_early(name: str) -> None:
             return finish(name)  # it was cut off while it was closed
         uncounted = {"tool": "", "why": "the run was closed before its counters were taken", "command": ""}
         finish(name, {"profile": uncounted} | manifest | {"closed_early": closed})
-
-
-def _close(name: str, more: Manifest) -> None:
-    target, tables, manifest = folder(name), read.tables_of_parts(name), read.read_manifest(name)
-    # The machine's clock may have been set back since.
-    finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
-    manifest |= more | {"complete": True, "finished": finished, "files": {}}
-    judge(tables, manifest, target / PARTS)
-    for table, rows in tables.items():
-        content = _packed(rows.drop(columns=PLACE))
-        write_atomically(target / f"{table}.parquet", content)
-        manifest["files"][f"{table}.parquet"] = hashlib.sha256(content).hexdigest()
-    _write_manifest(target, manifest)
 
 
 def _packed(frame: pd.DataFrame) -> bytes:
