@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import torch
 
 from attnlab.base import rules
@@ -137,15 +136,12 @@ def _record_block(
     job = session.job
     key = block_key(job.study, windows.shape, job.replicate, timing)
     if key in write.recorded(job.run, "samples"):
-        _recall(subjects, read.part(job.run, "samples", key), timing)
+        samples = read.part(job.run, "samples", key)
+        strains = samples[samples["strain"] > 1].groupby("implementation")["strain"].max()
+        for subject in alive(subjects):
+            if strain := strains.get(subject.implementation.name):
+                wrong = f"an output's error was {strain:.3g} times what is allowed, before the run was interrupted"
+                subject.drop(FAILED, f"while timed, {timing}: {wrong}")
     elif alive(subjects):
-        samples = Rounds(session, timing, windows, references).take(subjects)
-        write.add_part(job.run, "samples", key, frame_of(SAMPLES, samples))
-
-
-def _recall(subjects: list[Subject], samples: pd.DataFrame, timing: Timing) -> None:
-    strains = samples[samples["strain"] > 1].groupby("implementation")["strain"].max()
-    for subject in alive(subjects):
-        if strain := strains.get(subject.implementation.name):
-            wrong = f"an output's error was {strain:.3g} times what is allowed, before the run was interrupted"
-            subject.drop(FAILED, f"while timed, {timing}: {wrong}")
+        rows = Rounds(session, timing, windows, references).take(subjects)
+        write.add_part(job.run, "samples", key, frame_of(SAMPLES, rows))
