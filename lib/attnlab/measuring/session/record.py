@@ -175,7 +175,7 @@ def _duration(seconds: float) -> str:
 
 
 def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, Any]:
-    stated = {
+    return found | {
         "attnlab": VERSION,
         "commit": _commit(),
         "command": command,
@@ -186,7 +186,6 @@ def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, An
         "kernels": tuning.hashes(study.implementations, found["device"]["name"]),
         "dispatch": _dispatched(study, found["device"]["name"]),
     }
-    return found | stated
 
 
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
