@@ -111,16 +111,14 @@ def _missing(unit: str, why: str) -> Ceiling:
 def _l2(device: torch.device, module: Any) -> Ceiling:
     # A third of the L2 stays there under any replacement policy, also if each half of a split L2 keeps a copy.
     elements, passes = devices.last_level_cache_bytes(device) // 3 // 16, 40
-    held = torch.ones(elements * 4, dtype=torch.float32, device=device)
-    blocks = 4 * torch.cuda.get_device_properties(device).multi_processor_count
+    held, blocks = torch.ones(elements * 4, dtype=torch.float32, device=device), 4 * wgmma.multiprocessors(device)
     launch = partial(wgmma.launch, module.get_function("read_l2"), blocks, 512, held, elements, passes, held)
     how = f"{passes} reads of a set of {elements * 16 / 2**20:.0f} MiB, past the L1"
     return _ceiling(device, launch, passes * elements * 16 / 1e9, "GB/s", how)
 
 
 def _exponentials(device: torch.device, module: Any) -> Ceiling:
-    rounds, threads = 4096, 256
-    blocks = 8 * torch.cuda.get_device_properties(device).multi_processor_count
+    rounds, threads, blocks = 4096, 256, 8 * wgmma.multiprocessors(device)
     sink = torch.zeros(1, device=device)
     launch = partial(wgmma.launch, module.get_function("exponentials"), blocks, threads, rounds, sink)
     how = f"ex2.approx, eight independent chains in each of {blocks * threads} threads"

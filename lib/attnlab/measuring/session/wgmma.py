@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnlab.measuring.instruments import devices
 from attnlab.study.implementations import E4M3
 
 DTYPES = ("float16", "bfloat16", E4M3)
@@ -28,7 +29,7 @@ class Wgmma:
     """
 
     def __init__(self, device: torch.device, dtype: str) -> None:
-        self.blocks = torch.cuda.get_device_properties(device).multi_processor_count
+        self.blocks = multiprocessors(device)
         element = getattr(torch, dtype)
         self._depth, self.step = ROW_BYTES // element.itemsize, STEP_BYTES // element.itemsize
         self.a, self.b = (torch.randn(rows, self._depth, device=device).to(element) for rows in (ROWS, COLUMNS))
@@ -44,6 +45,11 @@ class Wgmma:
     def flops(self, rounds: int) -> int:
         """The FLOPs of a call, with a multiply-add counted as 2."""
         return 2 * ROWS * COLUMNS * self._depth * self.blocks * rounds
+
+
+def multiprocessors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU."""
+    return int(devices.describe(device)["multiprocessors"])
 
 
 def compiled(source: Path, *options: str) -> Any:
