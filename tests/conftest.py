@@ -108,7 +108,7 @@ def gated(call, shape, device="cpu"):
     from attnlab.measuring.session.checks import check_all
 
     session, windows, subject = subjected(call, shape, device)
-    rows = [row for moment in ("before", "after") for row in check_all(session, shape, [subject], windows, moment)]
+    rows = [row for moment in ("before", "after") for row in check_all(session, [subject], windows, moment)]
     return subject, pd.DataFrame(rows)
 
 
@@ -139,11 +139,11 @@ def timed(call, shape, timing, device="cpu", samples=100):
 
     session, windows, subject = subjected(call, shape, device, samples=samples)
     operands = subject.implementation.operands
-    references = {operands: ReferenceCheck(windows, shape, operands)}
-    check_all(session, shape, [subject], windows, "before", references)
+    references = {operands: ReferenceCheck(windows, operands)}
+    check_all(session, [subject], windows, "before", references)
     if subject.alive and device == "cuda":
         subject.attempt(lambda: cuda_events.capture(subject.case, torch.cuda.graph_pool_handle()))
-    return subject, Rounds(session, shape, timing, windows, references).take([subject])
+    return subject, Rounds(session, timing, windows, references).take([subject])
 
 
 def subjected(call, shape, device, **study):
@@ -158,12 +158,12 @@ def subjected(call, shape, device, **study):
     from attnlab.measuring.subjects.inputs import Windows
 
     alone = {"target": shape.axes, "sweeps": {"alone": shape.axes}}
-    job = Job("none", tiny_study(**alone | study), device, 0, (shape,), "")
+    job = Job("none", tiny_study(**alone | study), device, 0, (shape,))
     session = Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
     windows = Windows(shape, session.device, cuda_events.most_calls(shape) if device == "cuda" else 1)
     made = isinstance(call, Implementation)
     implementation = call if made else Implementation("kernel.saboteur", call, repeats=True)
-    return session, windows, Subject(implementation, Case.of(implementation, windows, shape))
+    return session, windows, Subject(implementation, Case.of(implementation, windows))
 
 
 def quick_survey(device: str, study: studies.Study) -> dict:

@@ -12,7 +12,6 @@ from conftest import told
 from attnlab import cache, frames, roofline, stats
 from attnlab.base import paths
 from attnlab.frames import AXES, TIMING
-from attnlab.runs import schema
 from attnlab.study.drawn import draw
 from attnlab.study.shapes import Shape
 
@@ -161,7 +160,7 @@ def test_every_drawn_shape_is_shown_with_its_losses_and_without_a_latency():
     stated = {"implementations": BEST_OF, "drawn": DRAWN} | synthetic.AT_TARGET
     recipe = synthetic.Recipe(study=stated, latencies_us=slow, fates={("kernel.best", gone): synthetic.GONE})
     run = synthetic.infer(recipe)
-    clears = schema.is_of(run.cases, third) & (run.cases["implementation"] == "sdpa.auto")
+    clears = frames.is_equal(run.cases, third.axes) & (run.cases["implementation"] == "sdpa.auto")
     run = replace(run, cases=run.cases.assign(kernels=run.cases["kernels"].mask(clears, "cudnn_sdpa\nMemset (Device)")))
     rows = frames.drawn(run, "kernel.best")
     assert list(rows["label"]) == [shape.label for shape in shapes]

@@ -6,7 +6,7 @@ Your own frames work too: they need `implementation`, `latency_us` and the first
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -28,6 +28,7 @@ AXES = list(Shape.AXES)
 TIMING = list(schema.TIMING)
 CASE = list(schema.CASE)
 KEY = [*CASE, *TIMING]
+is_equal = schema.is_equal
 LEAST_CARDS = 3
 """The fewest cards that serve as blocks: with 2, a 95 % interval is ±12.7 standard errors."""
 QUANTILES = {"p95": 0.95, "p99": 0.99}
@@ -121,11 +122,6 @@ def where(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
             said = " and ".join(f"{name}={value!r}" for name, value in equal.items())
             raise UserError(f"no row has {said}: look at what there is")
     return kept
-
-
-def is_equal(frame: pd.DataFrame, equal: Mapping[str, Any]) -> pd.Series:
-    """A mask of the rows at which columns have these values; it may be all False."""
-    return (frame[list(equal)] == pd.Series(equal)).all(axis=1)
 
 
 def _require_value(column: pd.Series, value: Any) -> None:

@@ -91,7 +91,7 @@ def check(attention: Attention, shapes: Iterable[Shape], device: str = "auto") -
     name = str(getattr(attention, "name", "") or getattr(attention, "__name__", type(attention).__name__))
     found = devices.resolve(device)
     study = _study({FALLBACK: FALLBACK}, list(shapes), FALLBACK, [], 2, 1, found.type)
-    session = Session(Job("", study, found.type, 0, tuple(study.shapes), ""), found, Telemetry(found), 0.0)
+    session = Session(Job("", study, found.type, 0, tuple(study.shapes)), found, Telemetry(found), 0.0)
     implementation = registry.of_function(name, attention, name)
     rows = [row for shape in study.shapes for row in _checks(session, shape, implementation)]
     return pd.DataFrame(rows)[["implementation", *Shape.AXES, *CHECKS]]
@@ -105,7 +105,7 @@ def _checks(session: Any, shape: Shape, implementation: Any) -> list[schema.Row]
 
     subject = Subject(implementation, Case(implementation.call, implementation.selected))
     windows = first_windows(session, shape, [subject], 1)
-    rows = check_all(session, shape, [subject], windows, "before") if windows is not None else []
+    rows = check_all(session, [subject], windows, "before") if windows is not None else []
     rows = [row | {"fault": "" if row["passed"] else subject.reason.removeprefix("before timing, ")} for row in rows]
     if not subject.alive and all(row["passed"] for row in rows):  # it was never called, or raised
         lacking = {"implementation": implementation.name, **shape.axes, **dict.fromkeys(CHECKS)}
@@ -272,7 +272,12 @@ def default_study(device: str, cluster: bool = False) -> str:
 def _unfinished(study: Study, device: str) -> str:
     """The newest run of exactly this study on the device of this name that was cut off, or ""."""
     own = study.model_dump(mode="json"), device, False
-    for name, one in read.manifests(lambda error: print(f"passed over: {error}", file=sys.stderr)):
+    for name in reversed(read.names()):
+        try:
+            one = read.read_manifest(name)
+        except UserError as error:
+            print(f"passed over: {error}", file=sys.stderr)
+            continue
         if (one["study"], one["device"]["name"], one["complete"]) == own:
             return name
     return ""

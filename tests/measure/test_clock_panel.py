@@ -1,6 +1,5 @@
 """The panel of clocks: the tool of each timing, parsed outputs of other tools, and failures that don't stop a run."""
 
-from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,7 +11,7 @@ from conftest import tiny_study
 from attnlab.base.errors import Outdated
 from attnlab.measuring.clocks import external_tools, in_process
 from attnlab.measuring.instruments import environment, tool
-from attnlab.measuring.session import load, panel, worker
+from attnlab.measuring.session import panel, worker
 from attnlab.measuring.session.subject import Job
 from attnlab.measuring.subjects.implementation import Unsupported
 from attnlab.runs import methods, read, schema, write
@@ -52,14 +51,12 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
     assert {row["why"] for row in timed} == {"no such shape here"}
     assert [row["method"] for row in timed] == list(in_process.IN_TURN)
     assert seen == []
-    monkeypatch.setattr(load, "prepared", refuse)
-    assert [row["why"] for row in load._rows(*CASES[0], CPU)] == ["no such shape here"]
+    assert [row["why"] for row in panel._load_rows(*CASES[0], CPU)] == ["no such shape here"]
 
 
 @pytest.fixture
 def parts(monkeypatch, data):
     """The panel of a new run, whose parts return at once, and the list of cases that they took."""
-    now = {"driver": "now", "packages": {"torch": "2.11.0", "numpy": "2.3.0"}, "hash": "e"}
     taken = []
 
     def row(name, shape, **more):
@@ -67,17 +64,16 @@ def parts(monkeypatch, data):
         return {"implementation": name, **shape.axes, "latency_us": 1.0, **more}
 
     def of_tool(tool, cases):
-        return [row(*cases[0], method=methods.of_tool(tool)["warm"], round=0)], []
+        return [row(*cases[0], method=methods.TOOLS[tool]["warm"], round=0)], []
 
     monkeypatch.setattr(environment, "lock", lambda: None)
-    monkeypatch.setattr(environment, "fingerprint", lambda *_: now)
+    monkeypatch.setattr(environment, "fingerprint", lambda *_: small.manifest()["environment"])
     monkeypatch.setattr(panel, "_canary", lambda device: "none")
     monkeypatch.setattr(panel, "_case_rows", lambda name, shape, *_: ([row(name, shape, method="device", round=0)], []))
-    monkeypatch.setattr(load, "_rows", lambda name, shape, *_: [row(name, shape, started_s=1.0)])
+    monkeypatch.setattr(panel, "_load_rows", lambda name, shape, *_: [row(name, shape, started_s=1.0)])
     monkeypatch.setattr(external_tools, "rows", of_tool)
-    begun = small.manifest(STUDY)
-    write.create("begun", begun | {"environment": begun["environment"] | {"driver": "then", "hash": "d"}})
-    return [Job("begun", STUDY, "cpu", 0, (), "e", part) for part in worker.parts(STUDY)[:2]], taken
+    write.create("begun", small.manifest(STUDY))
+    return [Job("begun", STUDY, "cpu", 0, (), part) for part in worker.ONCE[:2]], taken
 
 
 def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_stood(parts):
@@ -85,7 +81,7 @@ def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_sto
     assert [part.part for part in parts] == ["panel", "loads"]
     assert list(map(worker.take, parts)) == [{}, {}]
     whole, blocks = len(taken), schema.folder("begun") / "parts"
-    assert whole == len(panel.cases(STUDY)) + len(load.cases(STUDY)) + len(methods.TOOLS)
+    assert whole == len(panel.cases(STUDY)) + len(panel.loads(STUDY)) + len(methods.TOOLS)
     for name in ("panel.c03.*", "panel.ncu.*", "endurance.sdpa-math.*"):
         (block,) = blocks.glob(name)
         block.unlink()
@@ -96,11 +92,13 @@ def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_sto
     assert len(run.panel) == len(panel.cases(STUDY)) + len(methods.TOOLS)
 
 
-def test_panel_and_loads_are_not_taken_in_another_environment(parts):
+def test_panel_and_loads_are_not_taken_in_another_environment(parts, monkeypatch):
     parts, taken = parts
+    other = small.manifest()["environment"] | {"driver": "newer", "hash": "d"}
+    monkeypatch.setattr(environment, "fingerprint", lambda *_: other)
     for part in parts:
         with pytest.raises(Outdated, match=r"^the environment changed since .* 'begun' began \(driver\): start"):
-            worker.take(replace(part, environment="d"))
+            worker.take(part)
     assert taken == []
 
 
@@ -160,5 +158,5 @@ def test_a_tool_that_is_not_installed_is_told(monkeypatch):
     monkeypatch.setattr(external_tools.util, "find_spec", lambda name: None)
     for name in methods.TOOLS:
         timed, _ = external_tools.rows(name, CASES)
-        assert {row["method"] for row in timed} == set(methods.of_tool(name).values())
+        assert {row["method"] for row in timed} == set(methods.TOOLS[name].values())
         assert all(row["why"].startswith("not installed") for row in timed)

@@ -154,9 +154,8 @@ def test_a_new_run_on_two_workers_is_that_of_one(two, data, write_study, capsys)
 def test_parts_that_a_run_takes_once_share_the_workers_with_each_other_and_with_replicates(two, begin):
     study = tiny_study(**FEW)
     name = begin(study)
-    environment = read.read_manifest(name)["environment"]["hash"]
-    once = [Job(name, study, "cpu", 0, (), environment, part) for part in ("part a", "part b")]
-    jobs = [Job(name, study, "cpu", number, tuple(study.shapes), environment) for number in range(study.replicates)]
+    once = [Job(name, study, "cpu", 0, (), part) for part in ("part a", "part b")]
+    jobs = [Job(name, study, "cpu", number, tuple(study.shapes)) for number in range(study.replicates)]
     with two.fleet() as executor:
         assert sorted(executor.map(hosts.meets, once)) == ["part a of 2", "part b of 2"]
         (two.flags / "part b").unlink()
@@ -169,7 +168,7 @@ def test_parts_that_a_run_takes_once_share_the_workers_with_each_other_and_with_
 def test_every_shape_is_taken_once_in_each_replicate_by_different_workers(replicates, workers):
     lengths = [16, 32, 48, 64, 80, 96, 112]
     study = tiny_study(replicates=replicates, sweeps={"seq_len": TINY["target"] | {"seq_len": lengths}})
-    jobs = [Job("one", study, "cpu", number, tuple(study.shapes), "") for number in range(replicates)]
+    jobs = [Job("one", study, "cpu", number, tuple(study.shapes)) for number in range(replicates)]
     waiting, taken, turns = list(clusters.cut(len, jobs, workers)), [Counter() for _ in range(workers)], Counter()
     once = clusters.Work(len, (replace(jobs[0], shapes=(), part="panel"),))
     assert clusters.choose([*waiting, once], Counter()) is once

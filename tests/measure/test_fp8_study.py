@@ -91,14 +91,14 @@ def test_one_scale_is_that_of_all_windows():
 )
 def test_what_is_quantised_for_no_window_is_skipped_with_the_reason(subject, axes, reason):
     shape = SHAPE.resized(kv_heads=4).resized(**axes)
-    assert reason in told(lambda: Case.of(subject, Windows(shape, CPU), shape), Unsupported)
+    assert reason in told(lambda: Case.of(subject, Windows(shape, CPU)), Unsupported)
     if subject is TURNED:
-        Case.of(GIVEN, Windows(shape, CPU), shape)
+        Case.of(GIVEN, Windows(shape, CPU))
 
 
 def test_a_call_sees_what_is_there_when_it_is_refreshed():
     windows = drawn()
-    case = Case.of(GIVEN, windows, SHAPE)
+    case = Case.of(GIVEN, windows)
     case.refresh()
     before = case.call()
     assert torch.equal(before, quantizing(*windows[0], True))
@@ -108,7 +108,7 @@ def test_a_call_sees_what_is_there_when_it_is_refreshed():
     assert not torch.equal(inside, before)
     assert torch.equal(case.call(), before)
     windows.draw(2)
-    stale, gate = case.call(), gate_of(SHAPE, windows, operands=HEAD)
+    stale, gate = case.call(), gate_of(windows, operands=HEAD)
     assert not gate.check(stale).passed
     assert gate.check(case.call()).passed
     windows.draw(3)
@@ -154,7 +154,7 @@ def test_rotated_it_is_held_to_the_numbers_that_are_multiplied_and_nearer_to_wha
     assert errors[0] < 0.7 * errors[1]
     windows = drawn(shape)
     for own, other in ((HEAD, ROTATED), (ROTATED, HEAD)):
-        gate = gate_of(shape, windows, operands=own)
+        gate = gate_of(windows, operands=own)
         assert gate.check(quantizing(*windows[0], True, operands=own)).passed
         assert not gate.check(quantizing(*windows[0], True, operands=other)).passed
 
@@ -169,7 +169,7 @@ def test_the_error_of_what_was_drawn_is_that_of_the_other_implementations_too():
 def test_the_gate_is_as_strict_with_fp8_as_its_formula():
     windows = drawn()
     q, k, v = windows[0]
-    plain, in_fp8 = gate_of(SHAPE, windows), gate_of(SHAPE, windows, operands=HEAD)
+    plain, in_fp8 = gate_of(windows), gate_of(windows, operands=HEAD)
     assert plain.check(oracle.float64(q, k, v, True).bfloat16()).passed
     right = quantizing(q, k, v, True)
     assert in_fp8.check(right).passed
@@ -183,7 +183,7 @@ def test_the_gate_is_as_strict_with_fp8_as_its_formula():
 def test_what_samples_are_compared_with_is_nearer_to_float64_than_the_formula(kind, operands):
     shape = SHAPE.resized(values=kind, dtype="float16")
     windows = drawn(shape)
-    gate, reference = gate_of(shape, windows, operands=operands), ReferenceCheck(windows, shape, operands)
+    gate, reference = gate_of(windows, operands=operands), ReferenceCheck(windows, operands)
     reference.appoint(gate)
     assert reference.name == "sdpa.flash of e4m3 in float16"
     formula = accuracy.attention(*rounded(windows, operands), True)

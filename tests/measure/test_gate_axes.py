@@ -357,7 +357,7 @@ class KeepsO(torch.autograd.Function):
 def test_a_backward_pass_alone_is_of_the_forward_pass_of_the_values_in_place():
     shape = TRAINING.resized(direction="backward")
     windows = inputs.Windows(shape, CPU, 3)
-    on, refresh = honest().on(windows, shape)
+    on, refresh = honest().on(windows)
     for seed in range(3):
         windows.draw(seed)
         refresh()

@@ -30,7 +30,7 @@ def case_of(name, shape, seed=0):
     """A case and its inputs."""
     windows = inputs.Windows(shape, GPU, cuda_events.most_calls(shape))
     windows.draw(seed)
-    return Case.of(REGISTRY[name], windows, shape), windows[0]
+    return Case.of(REGISTRY[name], windows), windows[0]
 
 
 def called(case):

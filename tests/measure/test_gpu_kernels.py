@@ -96,7 +96,7 @@ def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
     shape = Shape(2, 4, 256, 64)
     served(rungs.implementation(name).call, shape)
     windows = inputs.Windows(shape, GPU, cuda_events.most_calls(shape))
-    case = Case.of(rungs.implementation(name), windows, shape)
+    case = Case.of(rungs.implementation(name), windows)
     cuda_events.capture(case, torch.cuda.graph_pool_handle())
     assert case.one
     assert case.many
@@ -291,7 +291,7 @@ def test_the_best_runs_what_the_tuning_names(two):
         "plain<__half, 64, true, 1>",
         "plain<__half, 64, true, 1>",
     ]
-    case = Case.of(best, inputs.Windows(shapes[0], GPU, 4), shapes[0])
+    case = Case.of(best, inputs.Windows(shapes[0], GPU, 4))
     case.windows.draw(1)
     cuda_events.capture(case, torch.cuda.graph_pool_handle())
     case.one.graph.replay()

@@ -6,7 +6,7 @@ import torch
 
 from attnlab.measuring.clocks import external_tools, in_process
 from attnlab.measuring.clocks.canary import Canary
-from attnlab.measuring.session import load, panel
+from attnlab.measuring.session import panel
 from attnlab.runs import methods
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -42,9 +42,9 @@ def test_cold_is_cold_and_warm_is_warm(clock):
 
 
 def test_a_load_goes_on_without_pause_until_it_has_settled(monkeypatch):
-    monkeypatch.setattr(load, "LOAD_S", 0.3)
-    monkeypatch.setattr(load, "REST_S", 0.0)
-    rows = load._rows("sdpa.flash", SHAPE, GPU)
+    monkeypatch.setattr(panel, "LOAD_S", 0.3)
+    monkeypatch.setattr(panel, "REST_S", 0.0)
+    rows = panel._load_rows("sdpa.flash", SHAPE, GPU)
     assert rows[-1]["started_s"] >= 0.3
     assert len(rows) > 10
     assert all(row["latency_us"] > 0 and row["why"] == "" for row in rows)
@@ -53,6 +53,6 @@ def test_a_load_goes_on_without_pause_until_it_has_settled(monkeypatch):
 @pytest.mark.parametrize("tool", methods.TOOLS)
 def test_a_tool_of_its_own_process_times_a_case_or_says_why_not(tool):
     timed, _ = external_tools.rows(tool, [("sdpa.flash", SHAPE)])
-    assert {row["method"] for row in timed} == set(methods.of_tool(tool).values())
+    assert {row["method"] for row in timed} == set(methods.TOOLS[tool].values())
     for row in timed:
         assert row["why"] or row["latency_us"] > 1

@@ -116,7 +116,7 @@ def test_each_purpose_shape_and_replicate_has_inputs_of_its_own():
 
 
 def session_of(replicate, study=None):
-    return Session(Job("run", study or tiny_study(), "cpu", replicate, (), ""), CPU, Telemetry(CPU), 0.0)
+    return Session(Job("run", study or tiny_study(), "cpu", replicate, ()), CPU, Telemetry(CPU), 0.0)
 
 
 # Implementations of attention

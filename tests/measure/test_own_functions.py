@@ -270,7 +270,7 @@ def test_a_run_begins_with_the_hashes_and_goes_on_only_with_the_same_files(data,
     write_module("another")
     going_on = partial(record.record, "one", study, "cpu", ThreadPoolExecutor(1))
     # Each process checks, too: a file may change while a run measures, and another host may have another file.
-    process = partial(worker.measure, Job("one", study, "cpu", 0, (), manifest["environment"]["hash"]))
+    process = partial(worker.measure, Job("one", study, "cpu", 0, ()))
     for refused in (going_on, process):
         assert told(refused, Outdated) == (
             f"{', '.join(study.implementations[1:])} changed since the run 'one' began: start a new run"

@@ -14,7 +14,7 @@ from attnlab.measuring.gate import reference_check
 from attnlab.measuring.gate.check import Error
 from attnlab.measuring.gate.gate import GROWTH
 from attnlab.measuring.gate.reference_check import Bound, ReferenceCheck, Tally
-from attnlab.measuring.session.checks import check_all, gate_of
+from attnlab.measuring.session.checks import gate_of
 from attnlab.measuring.subjects import sdpa
 from attnlab.measuring.subjects.implementation import Implementation, OutOfMemory
 from attnlab.measuring.subjects.oracle import composed
@@ -161,20 +161,21 @@ def test_who_differs_more_and_more_is_caught():
 # The reference
 
 
-def appointed(session, shape, windows):
-    reference = ReferenceCheck(windows, shape)
-    check_all(session, shape, [], windows, "before", {reference_check.INPUTS: reference})
+def appointed(windows):
+    reference = ReferenceCheck(windows)
+    windows.draw(1)
+    reference.appoint(gate_of(windows))
     return reference
 
 
 def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch):
     full = Mock(side_effect=torch.OutOfMemoryError("no room"))
-    session, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
+    _, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
     with monkeypatch.context() as patch:
         patch.setattr(reference_check, "REFERENCES", (Implementation("full", full), reference_check.COMPOSED))
-        assert appointed(session, SHAPE, windows).name == reference_check.COMPOSED.name
+        assert appointed(windows).name == reference_check.COMPOSED.name
     monkeypatch.setattr(ReferenceCheck, "_computed", full)
-    assert "no room" in told(lambda: ReferenceCheck(windows, SHAPE).appoint(gate_of(SHAPE, windows)), OutOfMemory)
+    assert "no room" in told(lambda: ReferenceCheck(windows).appoint(gate_of(windows)), OutOfMemory)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch)
 )
 def test_the_reference_is_as_right_as_what_passes_the_gate(shape):
     session, windows, subject = subjected(Implementation("sdpa.auto", sdpa.sdpa, ragged=sdpa.sdpa_ragged), shape, "cpu")
-    reference = appointed(session, shape, windows)
+    reference = appointed(windows)
     windows.draw(7)
     tally = Tally(reference, 2, session.device)
     tally.compare(subject.case.call())
@@ -204,7 +205,7 @@ def test_the_reference_is_as_right_as_what_passes_the_gate(shape):
 
 def test_an_output_is_poisoned_once_it_is_compared():
     session, windows, subject = subjected(sdpa.sdpa, SHAPE, "cpu")
-    tally = Tally(appointed(session, SHAPE, windows), 3, session.device)
+    tally = Tally(appointed(windows), 3, session.device)
     output = subject.case.call()
     tally.compare(output)
     assert output.isnan().all()
@@ -215,8 +216,8 @@ def test_an_output_is_poisoned_once_it_is_compared():
 
 
 def test_the_reference_looks_at_what_is_there_now():
-    session, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
-    reference = appointed(session, SHAPE, windows)
+    _, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
+    reference = appointed(windows)
     first = reference.look()[0][0].clone()
     windows.draw(3)
     assert torch.equal(reference.look()[0][0], first)
@@ -259,7 +260,7 @@ def test_two_right_outputs_may_be_a_unit_apart_on_other_values():
     session, windows, _ = subjected(sdpa.sdpa, shape, "cpu")
     for memory in windows[0]:
         memory.div_(4)
-    tally = Tally(appointed(session, shape, windows), 2, session.device)
+    tally = Tally(appointed(windows), 2, session.device)
     for memory in windows[0]:
         memory.mul_(16)
     tally._reference.forget()

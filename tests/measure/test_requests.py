@@ -89,7 +89,7 @@ def test_jobs_are_those_that_lack_shapes_or_their_stream(begin, machine):
     row = pd.DataFrame([{"implementation": "sdpa.auto"}])
 
     def jobs(part=""):
-        return [(job.replicate, job.shapes) for job in record._jobs("begun", study, "cpu", "e", part)]
+        return [(job.replicate, job.shapes) for job in record._jobs("begun", study, "cpu", part)]
 
     assert jobs() == [(replicate, (first, second)) for replicate in range(3)]
     assert jobs("stream") == [(replicate, ()) for replicate in range(3)]

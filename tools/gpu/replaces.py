@@ -70,7 +70,7 @@ def _row(shape: Shape, tile: str, rung: str, folders: tuple[Path, Path]) -> dict
     pool = torch.cuda.graph_pool_handle()
     for folder in folders:
         kernel = _kernel(folder, rung, shape.head_dim, tile)
-        cases.append(Case.of(rungs.named(rung, kernel), windows, shape))
+        cases.append(Case.of(rungs.named(rung, kernel), windows))
         outputs.append(cases[-1].call())  # type: ignore[arg-type]
         cuda_events.capture(cases[-1], pool)
     took: list[list[float]] = [[], []]

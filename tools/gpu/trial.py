@@ -61,7 +61,7 @@ def _case(name: str, all_windows: list[Windows], shape: Shape) -> Case:
     """A case on one set of inputs, or on several: each call of a graph reads the next set."""
     implementation = registry.find(name)
     if len(all_windows) == 1:
-        return Case.of(implementation, all_windows[0], shape)
+        return Case.of(implementation, all_windows[0])
 
     def on(call: int) -> Call:
         return implementation.bound(all_windows[call % len(all_windows)][0], shape)

@@ -64,8 +64,7 @@ FAULTS = (torch.AcceleratorError, BrokenProcessPool, MemoryError, OSError)
 def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator["Fleet"]:
     """The workers as an executor: on this number of GPUs of this host, on ``all``, or those of the scheduler.
 
-    Raises:
-        UserError: there are too few GPUs, or no scheduler answers at this address.
+    Raises UserError: there are too few GPUs, or no scheduler answers at this address.
     """
     if gpus and scheduler:
         raise UserError("GPUS starts a cluster here, and SCHEDULER uses one that is there: give one of the two")
@@ -275,11 +274,9 @@ class Fleet(Executor):
         if not isinstance(error, NoCluster):
             self._left_out[address] = error
             how = f" is left out: {[*str(error).splitlines(), type(error).__name__][0]}"
-        begun = self._begun.pop(address, None)
-        work = begun and begun[0]
+        work, future = self._begun.pop(address, (None, None))
         tqdm.write(f"{address}{how}{f', at {work}' if work else ''}; {len(self._workers)} left", file=sys.stderr)
-        if begun is not None:
-            work, future = begun
+        if work is not None and future is not None:
             future.cancel()
             self._waiting.insert(0, work)
             work.losses += 1 if isinstance(error, NoCluster) else LOSSES // TRIES * isinstance(error, FAULTS)
@@ -328,7 +325,7 @@ def _on_own_card(wanted: str, call: Callable[..., Any], arguments: tuple[Any, ..
     except UserError as error:
         raise Unfit(str(error)) from None
     if isinstance(arguments[0], Job):
-        environment.lock_as_begun(arguments[0].run, arguments[0].environment, here)
+        environment.lock_as_begun(arguments[0].run, here)
     with socket.socket(socket.AF_UNIX) as held:
         try:
             if card := telemetry.card(here):

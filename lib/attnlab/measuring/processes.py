@@ -12,7 +12,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
@@ -29,8 +28,6 @@ FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes of processes that a person, a scheduler or the out-of-memory killer may have ended."""
 CONTEXT: multiprocessing.context.BaseContext = multiprocessing.get_context("spawn")
 """Processes are spawned, since a fork of a process that has used CUDA can't use CUDA."""
-Answer = tuple[Any, BaseException | None] | None
-"""The value of a call or its error; None if the process gave neither."""
 
 
 class _Processes(ThreadPoolExecutor):
@@ -50,28 +47,25 @@ class _Processes(ThreadPoolExecutor):
         failures: watch.Failures = {}
         victim = None
         while not self.stopped:
-            answer, step, code = _process(packed, self._environment, failures)
-            value, error = answer or (None, BrokenProcessPool("the measuring process died"))
+            (value, error), step, code = _process(packed, self._environment, failures)
             if error is None:
                 return value
             why = _blame(error, step, code)
-            if not why or step is None or step.key in failures:
+            if not why or step.key in failures:
                 raise error
             if code in FROM_OUTSIDE and victim != step.key:
                 victim = step.key  # blamed only if it happens again
                 continue
             failures[step.key] = why
-            tqdm.write(f"{step.implementation} {why}; the other implementations go on", file=sys.stderr)
+            tqdm.write(f"{step.key[0]} {why}; the other implementations go on", file=sys.stderr)
         raise BrokenProcessPool("the measuring process was stopped")
 
 
 def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
     """An executor that runs one process at a time, a new one for each job: one GPU, strictly serial.
 
-    A job may run more than once: if an implementation ends its process, the job begins again without it.
-
-    Args:
-        environment: variables of its processes, in addition to those of this process.
+    A job may run more than once: if an implementation ends its process, the job begins again without it. The processes
+    have the variables of `environment` in addition to those of this process.
     """
     return _Processes(environment or {})
 
@@ -105,12 +99,12 @@ def stop(pool: Executor) -> None:
 
 def _process(
     packed: bytes, environment: Mapping[str, str], failures: watch.Failures
-) -> tuple[Answer, watch.WatchedStep | None, int]:
+) -> tuple[tuple[Any, BaseException | None], watch.WatchedStep, int]:
     """Run a pickled call in a fresh process.
 
-    Returns its answer, its last step, and its exit code: 0 if it was killed because a step exceeded its time limit.
+    Returns its value or error, its last step, and its exit code: 0 if it was killed since a step exceeded its limit.
     """
-    board = watch.board(CONTEXT)
+    board = CONTEXT.RawValue(watch.WatchedStep)
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_answer, args=(sending, packed, environment, board, failures))  # type: ignore[attr-defined]
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
@@ -119,18 +113,23 @@ def _process(
     finally:
         sys.modules["__main__"] = main
     sending.close()
-    answer, step, ends = None, None, False
+    died = None, BrokenProcessPool("the measuring process died")
+    answer, ends = None, False
     while answer is None and not ends:
         ends = not process.is_alive()  # asked first, so that an answer sent before its end is read
         with suppress(EOFError):
             if receiving.poll(0 if ends else POLL_S):
                 answer = pickle.loads(receiving.recv_bytes())
-        step = watch.read(board)
-        if step and step.overdue:
+        step = watch.WatchedStep.from_buffer_copy(board)
+        if step.overdue:
             process.kill()
             process.join()
-            return None, step, 0
-    return answer, step, _exit_code(process)
+            return died, step, 0
+    process.join(EXIT_S)
+    process.kill()
+    while process.exitcode is None:  # `stop` may be polling it at this moment
+        process.join(POLL_S)
+    return answer or died, step, process.exitcode
 
 
 def _answer(
@@ -147,17 +146,9 @@ def _answer(
     sending.send_bytes(answer)
 
 
-def _exit_code(process: BaseProcess) -> int:
-    process.join(EXIT_S)
-    process.kill()
-    while process.exitcode is None:  # `stop` may be polling it at this moment
-        process.join(POLL_S)
-    return process.exitcode
-
-
-def _blame(error: BaseException, step: watch.WatchedStep | None, code: int) -> str:
+def _blame(error: BaseException, step: watch.WatchedStep, code: int) -> str:
     """Describe the fault of the last step's implementation; "" if it wasn't at fault."""
-    if step is None:
+    if not step.words:
         return ""
     if isinstance(error, watch.Spoiled):
         return str(error)

@@ -7,42 +7,42 @@ exceeds its limit. Then the work begins again in a fresh process (`attnlab.measu
 failures so far.
 """
 
+import ctypes
 import math
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_char
-from dataclasses import dataclass
-from multiprocessing.context import BaseContext
-from typing import Any
 
 
 class Spoiled(Exception):
     """An implementation left its process unable to measure anything else; the message says how."""
 
 
-SIZE = 4096
-_HEAD = struct.Struct("?ddH")
 Failures = dict[tuple[str, str], str]
 """The reason why an implementation failed, by its name and the place: the key of a shape, or "" for everywhere."""
+MOST_BYTES = 4000
 
 
-@dataclass(frozen=True)
-class WatchedStep:
-    """A step: one or more calls of an implementation.
+class WatchedStep(ctypes.Structure):
+    """A step: one or more calls of an implementation. The board holds the last one.
 
     Attributes:
         within: whether the step has begun and not ended.
         begun_s: its start, by `time.monotonic`, which all processes share.
         limit_s: its time limit.
+        words: the implementation and the place, a line each; empty if no step began.
     """
 
     within: bool
     begun_s: float
     limit_s: float
-    implementation: str
-    place: str
+    words: bytes
+    _fields_ = (
+        ("within", ctypes.c_bool),
+        ("begun_s", ctypes.c_double),
+        ("limit_s", ctypes.c_double),
+        ("words", ctypes.c_char * MOST_BYTES),
+    )
 
     @property
     def overdue(self) -> bool:
@@ -52,32 +52,18 @@ class WatchedStep:
     @property
     def key(self) -> tuple[str, str]:
         """Its key in `Failures`."""
-        return self.implementation, self.place
+        implementation, _, place = self.words.decode(errors="replace").partition("\n")
+        return implementation, place
 
 
-_board: Any = None
+_board: WatchedStep | None = None
 _failures: Failures = {}
 
 
-def board(context: BaseContext) -> Any:
-    """Memory that a process shares with its child processes of this context."""
-    return context.RawArray(c_char, SIZE)
-
-
-def begin(shared: Any, failures: Failures) -> None:
+def begin(shared: WatchedStep, failures: Failures) -> None:
     """From now on, write this process's steps to a board, and skip implementations that failed before."""
     global _board, _failures
     _board, _failures = shared, failures
-
-
-def read(shared: Any) -> WatchedStep | None:
-    """The last step on a board; None if none began."""
-    within, begun_s, limit_s, size = _HEAD.unpack(shared[: _HEAD.size])
-    if not size:
-        return None
-    words = bytes(shared[_HEAD.size : _HEAD.size + size]).decode(errors="replace")
-    implementation, _, place = words.partition("\n")  # the next one may be half written, which has not begun then
-    return WatchedStep(within, begun_s, limit_s, implementation, place)
 
 
 def failure(implementation: str, place: str = "") -> str:
@@ -87,20 +73,17 @@ def failure(implementation: str, place: str = "") -> str:
 
 @contextmanager
 def step(implementation: str, place: str, limit_s: float = math.inf) -> Iterator[None]:
-    """A context in which an implementation is called.
+    """A context in which an implementation is called, with a time limit.
 
-    Args:
-        place: the key of a shape, or "" for work that it needs at all shapes.
-        limit_s: the time limit of the step.
+    The place is the key of a shape, or "" for work that it needs at all shapes.
     """
     if _board is None:
         yield
         return
-    words = f"{implementation}\n{place}".encode()[: SIZE - _HEAD.size]
-    _board[_HEAD.size : _HEAD.size + len(words)] = words
-    began = time.monotonic(), limit_s, len(words)
-    _board[: _HEAD.size] = _HEAD.pack(True, *began)
+    _board.words = f"{implementation}\n{place}".encode()[:MOST_BYTES]
+    _board.begun_s, _board.limit_s = time.monotonic(), limit_s
+    _board.within = True  # last: a step of which only a part is written has not begun
     try:
         yield
     finally:
-        _board[: _HEAD.size] = _HEAD.pack(False, *began)
+        _board.within = False

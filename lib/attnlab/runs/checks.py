@@ -67,8 +67,7 @@ def frame_of_files(files: Mapping[Path, pa.Table], table: pa.Schema, is_judged: 
 
     With `is_judged`, the run has passed before: its rows are not checked again and have no `PLACE`.
 
-    Raises:
-        UserError: a column is missing or has another type, or holds an invalid value.
+    Raises UserError: a column is missing or has another type, or holds an invalid value.
     """
     cast = {path: _cast(held, table, path) for path, held in files.items() if held.num_rows}
     held, names = pa.concat_tables([table.empty_table(), *cast.values()]), list(cast)
@@ -137,9 +136,7 @@ def _first_wrong(column: pa.ChunkedArray, field: pa.Field) -> int:
 def judge(tables: Tables, manifest: schema.Manifest, folder: Path) -> None:
     """Raise UserError for the first row that is invalid, or that contradicts another part of the run.
 
-    Args:
-        tables: all tables of a run, from `frame_of_files`.
-        folder: the folder of the tables, or of their parts.
+    The tables are those of `frame_of_files`, from files of this folder or from their parts.
     """
     study = studies.recorded(manifest)
     _require_shapes(tables)

@@ -15,8 +15,3 @@ WARM = (EAGER, DEVICE, DEVICE_REPEATED, CUPTI, CUPTI_GRAPH, CUPTI_SPAN, TRITON_C
 def reference(name: str) -> str:
     """The device clock that a method is compared with."""
     return DEVICE_COLD if name in COLD else DEVICE
-
-
-def of_tool(tool: str) -> dict[str, str]:
-    """The methods of a tool by the state of the L2 when a sample begins."""
-    return TOOLS[tool]

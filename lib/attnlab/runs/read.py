@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,36 +24,15 @@ JUDGED: set[str] = set()
 
 def names() -> list[str]:
     """All runs, the newest last, even if its machine's clock was set back."""
-    order = {path.parent.name: _order(path) for path in paths.data().glob("*/manifest.json") if path.is_file()}
-    return sorted(order, key=lambda name: (order[name], name))
-
-
-def newest_order() -> str:
-    """The `order` of the newest run; empty where there is none."""
-    return max(map(_order, paths.data().glob("*/manifest.json")), default="")
-
-
-def manifests(
-    refused: Callable[[UserError], object] = lambda error: None,
-) -> Iterator[tuple[str, schema.Manifest]]:
-    """The runs that can be read, the newest first, each with its manifest.
-
-    Args:
-        refused: called with the reason for each run that can't be read.
-    """
-    for name in reversed(names()):
-        try:
-            yield name, read_manifest(name)
-        except UserError as error:
-            refused(error)
+    there = (path.parent.name for path in paths.data().glob("*/manifest.json") if path.is_file())
+    return sorted(there, key=lambda name: (order(name), name))
 
 
 def load(name: str) -> schema.Run:
     """Read a run and check it; a run that is not complete is read from its parts.
 
-    Raises:
-        UserError: there is no such run, it was changed after it was recorded, or it is of another schema. Or a row is
-            invalid, or contradicts the study, the manifest or another table of the run.
+    Raises UserError: there is no such run, it was changed after it was recorded, or it is of another schema. Or a row
+    is invalid, or contradicts the study, the manifest or another table of the run.
     """
     name = str(name)  # a caller may pass digits as a number
     tables: dict[str, pd.DataFrame] = {}
@@ -129,8 +107,7 @@ def tables_of_parts(name: str) -> dict[str, pd.DataFrame]:
 def part(name: str, table: str, key: str) -> pd.DataFrame:
     """The rows of one block of a run that is not complete.
 
-    Raises:
-        UserError: it was changed after it was recorded.
+    Raises UserError: it was changed after it was recorded.
     """
     (path,) = (schema.folder(name) / schema.PARTS).glob(f"{table}.{key}.*.parquet")
     return _frame([path], table).drop(columns=checks.PLACE)
@@ -161,10 +138,11 @@ def _verified(part: Path) -> bytes:
     return content
 
 
-def _order(manifest: Path) -> str:
+def order(name: str) -> str:
+    """The `order` of a run in its manifest, by which runs are sorted; empty if that holds none."""
     try:
-        stated = json.loads(manifest.read_text())
-        order = str(stated.get("order") or stated.get("created", ""))
-        return order if schema.TIME.fullmatch(order) else ""
+        stated = json.loads((paths.data() / name / "manifest.json").read_text())
+        found = str(stated.get("order") or stated.get("created", ""))
+        return found if schema.TIME.fullmatch(found) else ""
     except (OSError, ValueError, AttributeError, RecursionError):
         return ""

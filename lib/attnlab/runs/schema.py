@@ -2,11 +2,11 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from attnlab.base import paths
@@ -41,7 +41,7 @@ def replicate_key(replicate: int) -> str:
 
 
 def shape_key(study: Study, shape: Shape, replicate: int) -> str:
-    """The key of the blocks of one shape in one replicate."""
+    """The key of the blocks of one shape in one replicate; keys sort in the order of the study."""
     return f"{replicate_key(replicate)}-s{study.shapes.index(shape):03d}"
 
 
@@ -125,9 +125,9 @@ def folder(name: str) -> Path:
     return paths.data() / name
 
 
-def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
-    """A mask of the rows of a table that are of a shape."""
-    return np.logical_and.reduce([rows[axis] == value for axis, value in shape.axes.items()])
+def is_equal(frame: pd.DataFrame, equal: Mapping[str, Any]) -> pd.Series:
+    """A mask of the rows at which columns have these values; it may be all False."""
+    return (frame[list(equal)] == pd.Series(equal)).all(axis=1)
 
 
 def short_hash(content: bytes) -> str:

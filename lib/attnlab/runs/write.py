@@ -23,8 +23,8 @@ from pyarrow import parquet
 from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
+from attnlab.runs import read
 from attnlab.runs.checks import PLACE, judge
-from attnlab.runs.read import newest_order, read_manifest, tables_of_parts
 from attnlab.runs.schema import PARTS, SCHEMA, Manifest, folder, short_hash
 from attnlab.study import studies
 
@@ -43,7 +43,7 @@ def create(name: str, manifest: Manifest) -> None:
     target = folder(name)
     (target / PARTS).mkdir(parents=True, exist_ok=True)
     created = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
-    newest = newest_order()
+    newest = next(map(read.order, reversed(read.names())), "")
     order = created if created > newest else f"{newest}+"
     first = {"schema": SCHEMA, "name": name, "created": created}
     _write_manifest(target, first | manifest | {"order": order, "complete": False})
@@ -57,9 +57,8 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
         stated: the field of the manifest that states a new run's work. It is stored until there is a manifest. A run
             that was killed before that begins again only with the same work.
 
-    Raises:
-        UserError: another process is measuring into this run, or its name is that of a file or of another folder. Or
-            the run was killed before it had a manifest, and had other work.
+    Raises UserError: another process is measuring into this run, or its name is that of a file or of another folder. Or
+    the run was killed before it had a manifest, and had other work.
     """
     target = folder(name)
     manifest = target / "manifest.json"
@@ -92,8 +91,7 @@ def lock(name: str, stated: Manifest | None = None) -> Iterator[None]:
 def begun(name: str) -> Manifest:
     """The work of a run that has no manifest yet, as `lock` keeps it; empty if there is none.
 
-    Raises:
-        UserError: the file that holds it was changed.
+    Raises UserError: the file that holds it was changed.
     """
     path = folder(name) / BEGUN
     try:
@@ -151,21 +149,26 @@ def recorded(name: str, table: str) -> set[str]:
 
 def state(name: str, more: Manifest) -> None:
     """Add fields to the manifest of a run that isn't complete yet."""
-    _write_manifest(folder(name), read_manifest(name) | more)
+    _write_manifest(folder(name), read.read_manifest(name) | more)
 
 
 def finish(name: str, more: Manifest | None = None) -> None:
-    """Turn the parts into one file per table. If it is killed at any point, it can be run again.
+    """Turn the parts into one file per table, and add `more` fields to the manifest. If it is killed, run it again.
 
-    Args:
-        more: fields of the manifest that are only known at the end.
-
-    Raises:
-        UserError: parts were lost or changed since they were recorded. All are kept.
+    Raises UserError: parts were lost or changed since they were recorded. All are kept.
     """
-    target = folder(name)
-    if not read_manifest(name)["complete"]:
-        _close(name, more or {})
+    target, manifest = folder(name), read.read_manifest(name)
+    if not manifest["complete"]:
+        tables = read.tables_of_parts(name)
+        # The machine's clock may have been set back since.
+        finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
+        manifest |= (more or {}) | {"complete": True, "finished": finished, "files": {}}
+        judge(tables, manifest, target / PARTS)
+        for table, rows in tables.items():
+            content = _packed(rows.drop(columns=PLACE))
+            write_atomically(target / f"{table}.parquet", content)
+            manifest["files"][f"{table}.parquet"] = hashlib.sha256(content).hexdigest()
+        _write_manifest(target, manifest)
     shutil.rmtree(target / PARTS, ignore_errors=True)
     _tidy(name, BEGUN)
 
@@ -180,10 +183,9 @@ def require_incomplete(name: str, manifest: Manifest) -> None:
 def close_early(name: str) -> None:
     """Close a run that was cut off; if it lacks anything, its manifest then states how much it holds.
 
-    Raises:
-        UserError: the run is complete, is being measured into, or holds no whole replicate.
+    Raises UserError: the run is complete, is being measured into, or holds no whole replicate.
     """
-    manifest = read_manifest(name)
+    manifest = read.read_manifest(name)
     if manifest["complete"]:
         raise UserError(f"the run {name!r} is complete: there is nothing to close")
     study = studies.recorded(manifest)
@@ -199,19 +201,6 @@ def close_early(name: str) -> None:
             return finish(name)  # it was cut off while it was closed
         uncounted = {"tool": "", "why": "the run was closed before its counters were taken", "command": ""}
         finish(name, {"profile": uncounted} | manifest | {"closed_early": closed})
-
-
-def _close(name: str, more: Manifest) -> None:
-    target, tables, manifest = folder(name), tables_of_parts(name), read_manifest(name)
-    # The machine's clock may have been set back since.
-    finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
-    manifest |= more | {"complete": True, "finished": finished, "files": {}}
-    judge(tables, manifest, target / PARTS)
-    for table, rows in tables.items():
-        content = _packed(rows.drop(columns=PLACE))
-        write_atomically(target / f"{table}.parquet", content)
-        manifest["files"][f"{table}.parquet"] = hashlib.sha256(content).hexdigest()
-    _write_manifest(target, manifest)
 
 
 def _packed(frame: pd.DataFrame) -> bytes:

@@ -36,7 +36,7 @@ def rows(program: str, cases: Cases) -> tuple[list[Row], list[Row]]:
         return _of_ncu(cases) if program == "ncu" else (_of_nvbench(cases), [])
     except Exception as error:  # no failure of a tool may fail the run, which is complete without it
         why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-        every = methods.of_tool(program).values()
+        every = methods.TOOLS[program].values()
         return [_case(one) | {"method": method, "why": why} for one in cases for method in every], []
 
 
@@ -51,7 +51,7 @@ def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
     plan, (_, calls) = _plan(printed), tool.ncu_calls(printed)
     if len(plan) != len(calls):
         raise Refused(f"{len(plan)} calls were made and {len(calls)} profiled: {tool.reason(printed)}")
-    by_cache = methods.of_tool("ncu")
+    by_cache = methods.TOOLS["ncu"]
     panel, residency = [], []
     for step, launches in zip(plan, calls, strict=True):
         case = _case(cases[step["case"]])
@@ -86,7 +86,7 @@ def _of_nvbench(cases: Cases) -> list[Row]:
         for state in benchmark["states"]:  # one for each cache and round
             axes = {axis["name"]: int(axis["value"]) for axis in state["axis_values"]}
             cache = "warm" if axes["warm"] else "cold"
-            row = _case(cases[number]) | {"method": methods.of_tool("nvbench")[cache]}
+            row = _case(cases[number]) | {"method": methods.TOOLS["nvbench"][cache]}
             if state["is_skipped"]:
                 if not axes["round"]:
                     found.append(row | {"why": str(state.get("skip_reason", "NVBench gave no reason"))})

@@ -45,7 +45,7 @@ def prepared(implementation: str, shape: Shape, device: torch.device) -> Case:
     chosen = registry.find(implementation)
     windows = attempt(lambda: Windows(shape, device, cuda_events.most_calls(shape)))
     windows.draw(rules.SEED)
-    case = attempt(lambda: Case.of(chosen, windows, shape))
+    case = attempt(lambda: Case.of(chosen, windows))
     attempt(case.refresh)
     with chosen.selected():
         attempt(case.call)

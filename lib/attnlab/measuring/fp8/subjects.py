@@ -127,7 +127,7 @@ class InE4M3(Operands):
             Unsupported: no head has rows in one window alone, the inputs are more than Q, K and V, or
                 rows of this head_dim can't be rotated.
         """
-        if windows.by_token or len(windows.memory) != 3:
+        if windows.shape.by_token or len(windows.memory) != 3:
             raise Unsupported("inputs are quantised before they are timed for forward passes, heads first, alone")
         if self.rotated and not rotates(head_dim := windows.shape.head_dim):
             raise Unsupported(f"rotating takes a head_dim that is a power of two, not {head_dim}")
@@ -159,9 +159,9 @@ class E4M3Implementation(Implementation):
             return super().bound(given, shape)  # which refuses these
         return self._on(self.operands.round(*given), shape)
 
-    def on(self, windows: Windows, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
+    def on(self, windows: Windows) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
         rounded = self.operands.rounded(windows)
-        return lambda window: self._on(rounded[window], shape), rounded.refresh
+        return lambda window: self._on(rounded[window], windows.shape), rounded.refresh
 
     def _on(self, given: tuple[Quantized, ...], shape: Shape) -> Callable[[], Any]:
         scale = {"scale": shape.scale} if shape.scale else {}

@@ -29,7 +29,6 @@ from attnlab.measuring.subjects.implementation import (
 from attnlab.measuring.subjects.inputs import Windows
 from attnlab.measuring.subjects.oracle import composed
 from attnlab.measuring.subjects.sdpa import REGISTRY
-from attnlab.study.shapes import Shape
 
 COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
 REFERENCES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
@@ -71,8 +70,8 @@ class ReferenceCheck:
         bounds: the allowed distance of each tensor of an output from the reference's.
     """
 
-    def __init__(self, windows: Windows, shape: Shape, operands: Operands = INPUTS) -> None:
-        self._windows, self._shape, self._operands = windows, shape, operands
+    def __init__(self, windows: Windows, operands: Operands = INPUTS) -> None:
+        self._windows, self._operands = windows, operands
         self._candidates = tuple(map(operands.reference, REFERENCES))
         self._implementation = self._candidates[-1]
         self._seen: dict[int, tuple[Tensors, Tensors]] = {}
@@ -125,7 +124,7 @@ class ReferenceCheck:
         return _bounds(gate, returned, gate.errors(returned))
 
     def _computed(self, window: int) -> Tensors:
-        on, refresh = self._implementation.on(self._windows, self._shape)
+        on, refresh = self._implementation.on(self._windows)
         refresh()
         with self._implementation.selected():
             return outputs.each(on(window)())

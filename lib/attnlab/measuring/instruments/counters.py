@@ -144,7 +144,7 @@ def _counted(name: str, study: Study) -> Cases:
     run = read.load(name)
     found: Cases = []
     for shape in study.counted_shapes:
-        cases, samples = (table[schema.is_of(table, shape)] for table in (run.cases, run.samples))
+        cases, samples = (table[schema.is_equal(table, shape.axes)] for table in (run.cases, run.samples))
         whole = cases.groupby("implementation")["status"].agg(lambda status: (status == schema.MEASURED).all())
         measured = [implementation for implementation in study.implementations if whole.get(implementation, False)]
         if shape != study.target_shape:

@@ -175,11 +175,8 @@ def compile_every_shape() -> None:
         config.fail_on_recompile_limit_hit = True
 
 
-def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
+def lock_as_begun(run: str, device: torch.device) -> None:
     """Lock the environment, and require it to be the one that a run began in.
-
-    Args:
-        expected: the hash of that environment.
 
     Raises:
         UserError: a setting did not hold.
@@ -188,7 +185,7 @@ def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
     lock()
     before = read.read_manifest(run)["environment"]
     found = fingerprint(device, before["packages"])
-    if found["hash"] != expected:
+    if found["hash"] != before["hash"]:
         parts = [part for part in found if part not in ("hash", "packages") and found[part] != before.get(part)]
         packages = {name: was for name, was in before["packages"].items() if found["packages"][name] != was}
         versions = [f"{name} is {found['packages'][name]}, was {was}" for name, was in packages.items()]

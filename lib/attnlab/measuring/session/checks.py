@@ -10,12 +10,11 @@ from attnlab.measuring.gate.check import Check
 from attnlab.measuring.gate.gate import Gate
 from attnlab.measuring.gate.reference_check import INPUTS, References
 from attnlab.measuring.instruments import devices
-from attnlab.measuring.session.subject import Session, Subject, alive, drop_all
-from attnlab.measuring.subjects.implementation import Operands, OutOfMemory, Unsupported, attempt
+from attnlab.measuring.session.subject import Session, Subject, alive, unless_refused
+from attnlab.measuring.subjects.implementation import Operands, attempt
 from attnlab.measuring.subjects.inputs import Windows
-from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED, Row
+from attnlab.runs.schema import EXTREMES, FAILED, Row
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Study
 
 # On the extremes, the gate compares as many heads as have this many scores: 16 with 512 keys, or 1 with 2048. On the
 # timed values it compares all heads: they may differ, and their errors set the bounds of timed outputs.
@@ -23,38 +22,28 @@ COMPARED_SCORES = 2**22
 
 
 def check_all(
-    session: Session,
-    shape: Shape,
-    subjects: list[Subject],
-    windows: Windows,
-    moment: str,
-    references: References | None = None,
+    session: Session, subjects: list[Subject], windows: Windows, moment: str, references: References | None = None
 ) -> list[Row]:
-    """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check.
+    """Check every subject on unseen inputs, ``before`` or ``after`` timing; returns a row per check.
 
-    Args:
-        moment: ``before`` or ``after`` timing.
-        references: by operands; the gate on the shape's values appoints the witness of each.
+    A subject that fails is dropped. The gate on the shape's values appoints the witness of each of the references.
     """
-    checked: list[Row] = []
-    every = list(dict.fromkeys(subject.implementation.operands for subject in subjects)) or [*(references or ())]
-    for kind, operands in product(_kinds(session.job.study, shape, moment), every):
-        held = [subject for subject in subjects if subject.implementation.operands == operands]
-        if subjects and not alive(held):
+    shape, checked = windows.shape, list[Row]()
+    first = next(other for other in session.job.study.shapes if other.plain == shape.plain)
+    # Of shapes that differ only in values, the first has the extremes. In training there are none: the gradients of a
+    # saturated softmax are zero.
+    extremes = EXTREMES if moment == "before" and not shape.trains and shape == first else ()
+    every = dict.fromkeys(subject.implementation.operands for subject in subjects)
+    for kind, operands in product((shape.values, *extremes), every):
+        held = [subject for subject in alive(subjects) if subject.implementation.operands == operands]
+        if not held:
             continue
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
-        try:
-            gate = attempt(partial(gate_of, shape, windows, kind, operands))
+        with unless_refused(held, "the oracle's scores"):
+            gate = attempt(partial(gate_of, windows, kind, operands))
             if references is not None and kind == shape.values:
                 references[operands].appoint(gate)
-        except Unsupported as error:
-            for subject in alive(held):
-                subject.drop(SKIPPED, str(error))
-            continue
-        except OutOfMemory as error:
-            drop_all(held, "the oracle's scores", error)
-            continue
-        for subject in alive(held):
+        for subject in alive(held):  # none without a gate
             for route, check in _by_route(session, subject, gate, kind):
                 where = {"moment": moment, "inputs": kind, "route": route}
                 checked.append(session.row(shape, subject) | where | _row(check))
@@ -86,23 +75,12 @@ def _row(found: Check) -> Row:
     }
 
 
-def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
-    """The shape's values. Before timing also the extremes, at the first of the shapes that differ only in values."""
-    first = next(other for other in study.shapes if other.plain == shape.plain)
-    # In training there are none: the gradients of a saturated softmax are zero.
-    extremes = moment == "before" and not shape.trains and shape == first
-    return (shape.values, *(EXTREMES if extremes else ()))
+def gate_of(windows: Windows, kind: str = "", operands: Operands = INPUTS, window: int = 0) -> Gate:
+    """The gate for a window of inputs: `kind` is one of `schema.EXTREMES`, or empty for the shape's values.
 
-
-def gate_of(shape: Shape, windows: Windows, kind: str = "", operands: Operands = INPUTS, window: int = 0) -> Gate:
-    """The gate for inputs of a shape: `kind` is one of `schema.EXTREMES`, or empty for the shape's values.
-
-    Args:
-        operands: the numbers that are multiplied.
-
-    Raises:
-        Unsupported: as `Operands.of`.
+    Raises Unsupported: as `Operands.of`, which gives the numbers that are multiplied.
     """
+    shape = windows.shape
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
     sequences = shape.sequences if shape.ragged else ()

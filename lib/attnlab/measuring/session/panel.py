@@ -20,18 +20,20 @@ ncu.cold           cold   the same after our flush
 
 The first 9 run in one process and take turns. NVBench and Nsight Compute run in separate processes
 (`attnlab.measuring.clocks.external_tools`). For each case, the canary also looks at the contents of the L2 when a
-sample of each of our clocks begins. After the cases, loads without pause show how long a burst lasts
-(`attnlab.measuring.session.load`).
+sample of each of our clocks begins. After the cases, loads without pause show how long a burst lasts.
 """
 
+import math
 import random
+import time
+from dataclasses import asdict
 from itertools import product
 
 import numpy as np
 import torch
 
 from attnlab.measuring import watch
-from attnlab.measuring.clocks import external_tools
+from attnlab.measuring.clocks import cuda_events, external_tools
 from attnlab.measuring.clocks.canary import Canary
 from attnlab.measuring.clocks.in_process import IN_TURN, TIMINGS, graphed, methods_of
 from attnlab.measuring.instruments import devices
@@ -39,14 +41,21 @@ from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.subjects.case import Case
 from attnlab.measuring.subjects.implementation import Broken, OutOfMemory, Unsupported
 from attnlab.runs import methods, metrics, write
-from attnlab.runs.schema import Row
-from attnlab.runs.tables import PANEL, RESIDENCY, frame_of
+from attnlab.runs.schema import Row, implementation_key
+from attnlab.runs.tables import ENDURANCE, PANEL, RESIDENCY, frame_of
+from attnlab.study.implementations import PEERS, SDPA
+from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUNDS = 9
 LOOKS = 3
+LOAD_SEQ_LEN = 4096
+REST_S = 1.0
+LOAD_S = 3.0
+# A slice of a load is long enough to read the card's state while it runs, so that the card never waits for a reading.
+SLICE_US = 10_000
 STEPS = 10
 """The time limit of a case of the panel, or of a load, in units of the study's `time_limit_s`."""
 
@@ -162,3 +171,69 @@ def _looked(case: Case, canary: Canary | str, axes: Row) -> list[Row]:
             ):
                 rows.append(where | {"metric": metrics.of_canary(name, what), "unit": unit, "value": value})
     return rows
+
+
+# Loads: an idle card runs one implementation without pause until its clock has settled.
+
+
+def loads(study: Study) -> list[tuple[str, Shape]]:
+    """The loads: SDPA's backends, peers and the best of the ladder, at a length that keeps the device busy."""
+    kernels = [name for name in study.implementations if name.startswith(PREFIX)]
+    backends = [name for name in study.implementations if name in {*SDPA, *PEERS}]
+    shape = study.target_shape.resized(seq_len=LOAD_SEQ_LEN, causal=False)
+    return [(name, shape) for name in [*backends, *([BEST] if BEST in kernels else kernels[-1:])]]
+
+
+def take_loads(run: str, study: Study, device: torch.device) -> None:
+    """Take the loads that a run still lacks. A load that fails has one row with the reason; the run goes on."""
+    for implementation, shape in loads(study):
+        key = implementation_key(implementation)
+        if key not in write.recorded(run, "endurance"):
+            with watch.step(implementation, key, STEPS * study.time_limit_s):
+                rows = _load_rows(implementation, shape, device, watch.failure(implementation, key))
+            write.add_part(run, "endurance", key, frame_of(ENDURANCE, rows))
+            devices.release(device)
+
+
+def _load_rows(implementation: str, shape: Shape, device: torch.device, failed: str = "") -> list[Row]:
+    axes = {"implementation": implementation, **shape.axes}
+    try:
+        if failed:
+            raise Broken(failed)
+        return [axes | row for row in load(graphed(implementation, shape, device), device)]
+    except Exception as error:  # a failed load must not end the run, which is complete without it
+        return [axes | {"why": reason(error)}]
+
+
+def load(case: Case, device: torch.device) -> list[Row]:
+    """Replay a case without pause. Each slice has a row: its end, the latency of its calls and the card's state."""
+    many = case.many
+    assert many is not None
+    telemetry = Telemetry(device)
+    replay_us = cuda_events.timed_us(device, many.graph.replay)
+    replays = max(1, math.ceil(SLICE_US / replay_us))
+    devices.synchronize(device)
+    time.sleep(REST_S)
+    rows: list[Row] = []
+    began = time.monotonic()
+    before = _slice(many.graph, 0)
+    running = _slice(many.graph, replays)
+    while not rows or rows[-1]["started_s"] < LOAD_S:
+        following = _slice(many.graph, replays)  # queued before the running one is waited for
+        card = telemetry.read()
+        running.synchronize()
+        call_us = before.elapsed_time(running) * 1e3 / (replays * many.calls)
+        taken = {"started_s": time.monotonic() - began, "latency_us": call_us, "why": ""}
+        rows.append(taken | asdict(card) | {"throttled": card.throttled})
+        before, running = running, following
+    devices.synchronize(device)
+    return rows
+
+
+def _slice(graph: torch.cuda.CUDAGraph, replays: int) -> torch.cuda.Event:
+    """Queue replays of a graph; returns the event at their end."""
+    for _ in range(replays):
+        graph.replay()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -23,7 +23,7 @@ from attnlab.base import documents, paths, rules, sources
 from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
 from attnlab.measuring import processes
-from attnlab.measuring.instruments import counters, devices
+from attnlab.measuring.instruments import counters
 from attnlab.measuring.kernels import backward
 from attnlab.measuring.session import worker
 from attnlab.measuring.session.subject import STREAM_PART, Job
@@ -41,7 +41,7 @@ LONGEST_S = 86_400
 def record(
     name: str,
     study: Study,
-    wanted: str,
+    device: str,
     executor: Executor | None = None,
     long: bool = False,
     command: str = "",
@@ -50,7 +50,7 @@ def record(
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
     Args:
-        wanted: ``auto``, ``cuda`` or ``cpu``; with an executor, the kind of its devices.
+        device: ``cuda`` or ``cpu``; with an executor, the kind of its devices.
         executor: runs the jobs, a replicate each, in fresh processes; default `processes.fresh_processes`.
         long: whether a new run may take longer than a day.
         command: the user's command that measures such a run; by default that for one device of this kind.
@@ -62,21 +62,20 @@ def record(
             Also: blocks of the run were lost or changed; the disk or memory is full; or a process, or all workers,
             died. Blocks that were recorded until then are kept.
     """
-    device = wanted if executor else devices.resolve(wanted).type
     command = command or command_for(study.name, f"DEVICE={device}")
     again = f"make measure RUN={name}" if again is None else again
     held = write.lock(name, {"study": study.model_dump(mode="json")})
     with held, executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
-        environment = _open(pool, name, study, device, long, command)
-        shapes = _jobs(name, study, device, environment)
+        _open(pool, name, study, device, long, command)
+        shapes = _jobs(name, study, device)
         with _progress(name, study):
             _take(pool, name, [job for job in shapes if not job.replicate])
             # Taken before the other replicates, so that a run that is closed early has these parts.
-            once = _once(name, study, device, environment)
+            once = _once(name, study, device)
             if once:
                 tqdm.write(f"{name}: {' and '.join(map(str, once))}", file=sys.stderr)
             _take(pool, name, [*once, *(job for job in shapes if job.replicate)])
-            _take(pool, name, _jobs(name, study, device, environment, STREAM_PART))
+            _take(pool, name, _jobs(name, study, device, STREAM_PART))
         write.finish(name)
     return name
 
@@ -85,12 +84,9 @@ def record(
 def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
     """A context in which an interruption stops the pool, and raises an error that says how to go on in one line.
 
-    Args:
-        target: the folder of the recording.
-        again: the user's command that resumes it; empty if it isn't kept.
+    The user's command `again` resumes the recording in the folder `target`; it is empty if that isn't kept.
 
-    Raises:
-        UserError: in place of the error raised inside.
+    Raises UserError: in place of the error raised inside.
     """
     first, after = "", ""
     try:
@@ -124,12 +120,9 @@ def command_for(study: str, where: str) -> str:
 
 
 def new_name(described: dict[str, Any]) -> str:
-    """A name for a run that begins now: the device and the time, such as ``h200-20261121-064501``.
+    """A name for a run that begins now: the described device and the time, such as ``h200-20261121-064501``.
 
     If a run already has that name, because the clock was set back, a number is added.
-
-    Args:
-        described: the device, as `devices.describe` describes it.
     """
     words = str(described["name"]).lower().split()
     model = "cpu" if described["kind"] == "cpu" else next((w for w in words if any(c.isdigit() for c in w)), "gpu")
@@ -138,8 +131,8 @@ def new_name(described: dict[str, Any]) -> str:
     return next(free for free in numbered if not schema.folder(free).exists())
 
 
-def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> str:
-    """Begin the run, or resume one that was cut off; returns the hash of its environment."""
+def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> None:
+    """Begin the run, or resume one that was cut off."""
     if not (schema.folder(name) / "manifest.json").is_file():
         # Both raise UserError for missing files, before the survey of the machine.
         callables.hashes(study.implementations)
@@ -159,7 +152,6 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
     if manifest.get("captured", {}) != captured.digests(study):
         raise Outdated(f"what was captured ({study.captured}) changed since the run {name!r} began: start a new run")
     read.load(name)  # raises if blocks were lost or changed, before others are measured
-    return str(manifest["environment"]["hash"])
 
 
 def _announce(study: Study, seconds: float, long: bool) -> None:
@@ -183,7 +175,7 @@ def _duration(seconds: float) -> str:
 
 
 def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, Any]:
-    stated = {
+    return found | {
         "attnlab": VERSION,
         "commit": _commit(),
         "command": command,
@@ -194,7 +186,6 @@ def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, An
         "kernels": tuning.hashes(study.implementations, found["device"]["name"]),
         "dispatch": _dispatched(study, found["device"]["name"]),
     }
-    return found | stated
 
 
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
@@ -209,25 +200,26 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
     return dispatch.identity(device_name) | gradients
 
 
-def _jobs(name: str, study: Study, device: str, environment: str, part: str = "") -> list[Job]:
+def _jobs(name: str, study: Study, device: str, part: str = "") -> list[Job]:
     """A job for each replicate, with the shapes that the run lacks; or, if `part` is the stream, its missing stream."""
     done = write.recorded(name, "stream" if part else "cases")
     jobs = []
     for number in range(study.replicates):
         shapes = tuple(s for s in study.shapes if not part and schema.shape_key(study, s, number) not in done)
         if shapes or (part and study.stream and schema.replicate_key(number) not in done):
-            jobs.append(Job(name, study, device, number, shapes, environment, part))
+            jobs.append(Job(name, study, device, number, shapes, part))
     return jobs
 
 
-def _once(name: str, study: Study, device: str, environment: str) -> list[Job]:
+def _once(name: str, study: Study, device: str) -> list[Job]:
     """Jobs for the parts that a run takes once and lacks. On a CPU there are none, and the manifest says why."""
     if "profile" in read.read_manifest(name):
         return []
     if device != "cuda":  # no process is started to say that there are none
         write.state(name, {"profile": counters.take(name, study, device)})
         return []
-    return [Job(name, study, device, 0, (), environment, part) for part in worker.parts(study)]
+    parts = worker.ONCE if study.panel else worker.ONCE[-1:]
+    return [Job(name, study, device, 0, (), part) for part in parts]
 
 
 def _take(pool: Executor, name: str, jobs: list[Job]) -> None:
@@ -304,12 +296,9 @@ def _commit() -> str:
     """
     if "ATTNLAB_COMMIT" in os.environ:
         return os.environ["ATTNLAB_COMMIT"]
-    git = ["git", "-C", os.fspath(paths.ROOT)]
-    asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+    asked = ["git", "-C", os.fspath(paths.ROOT), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     within = os.environ | {"GIT_CEILING_DIRECTORIES": os.fspath(paths.ROOT.parent)}  # no repository around the project
-    quiet: dict[str, Any] = {"text": True, "stderr": subprocess.DEVNULL, "env": within}
     try:
-        commit, changed = (subprocess.check_output([*git, *one], **quiet) for one in asked)
+        return subprocess.check_output(asked, text=True, stderr=subprocess.DEVNULL, env=within).strip()
     except (OSError, subprocess.CalledProcessError):
         return "n/a"
-    return commit.strip() + ("+" if changed.strip() else "")

@@ -35,8 +35,7 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
     call returns, which on a GPU is earlier. Requests have only shapes at which all implementations were measured in
     this replicate.
 
-    Raises:
-        UserError: the device's memory doesn't hold the inputs of all shapes at once.
+    Raises UserError: the device's memory doesn't hold the inputs of all shapes at once.
     """
     try:
         answering = attempt(partial(_ready, run, study, replicate, device, seed))
@@ -81,7 +80,7 @@ def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: i
             continue
         windows = Windows(shape, device)
         windows.draw(seed)
-        cases_by_name = [(name, Case.of(registry.find(name), windows, shape)) for name in study.implementations]
+        cases_by_name = [(name, Case.of(registry.find(name), windows)) for name in study.implementations]
         for name, case in cases_by_name:
             with watch.step(name, STREAM_PLACE, study.time_limit_s):
                 for _ in range(WARMUP_CALLS):
@@ -91,5 +90,5 @@ def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: i
 
 
 def _all_measured(cases: pd.DataFrame, study: Study, shape: Shape) -> bool:
-    fates = cases[schema.is_of(cases, shape) & cases["implementation"].isin(study.implementations)]
+    fates = cases[schema.is_equal(cases, shape.axes) & cases["implementation"].isin(study.implementations)]
     return not fates.empty and bool((fates["status"] == schema.MEASURED).all())

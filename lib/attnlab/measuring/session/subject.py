@@ -14,7 +14,7 @@ import torch
 from attnlab.base import rules
 from attnlab.base.errors import UserError
 from attnlab.measuring import watch
-from attnlab.measuring.clocks import cuda_events, originals
+from attnlab.measuring.clocks import originals
 from attnlab.measuring.instruments.telemetry import Telemetry
 from attnlab.measuring.subjects import registry
 from attnlab.measuring.subjects.case import Case
@@ -27,14 +27,15 @@ from attnlab.measuring.subjects.implementation import (
     fatal,
     raised,
 )
-from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, Row, shape_key
+from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, Row
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Study, Timing
+from attnlab.study.studies import Study
 
 T = TypeVar("T")
-# More calls than any step makes once it is known how long one takes.
-STEP_CALLS = 400
 STREAM_PART = "stream"
+UNPREPARED: Row = {"kernels": "", "peak_memory_bytes": 0, "warmup_calls": 0, "steady": False, "alone_differing": None}
+STATUSES: dict[type[Exception], str] = {Unsupported: SKIPPED, OutOfMemory: OUT_OF_MEMORY}
+"""The statuses of subjects that were dropped for these errors; for others it is `FAILED`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class Job:
     """Work for one process: a replicate of some of the study's shapes, or the part of a run that `part` names.
 
     Attributes:
-        environment: the hash of the environment that the run began in.
         part: ``stream`` for a replicate's requests, or one of `worker.ONCE`; "" for shapes.
     """
 
@@ -51,7 +51,6 @@ class Job:
     device: str
     replicate: int
     shapes: tuple[Shape, ...]
-    environment: str
     part: str = ""
 
     def __str__(self) -> str:
@@ -71,15 +70,6 @@ class Session:
     started: float
     process: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
-    @property
-    def timings(self) -> list[Timing]:
-        """The study's timings that this device supports."""
-        return [timing for timing in self.job.study.timings if cuda_events.available(self.device, timing)]
-
-    def key(self, shape: Shape) -> str:
-        """The key of a shape's blocks of rows; keys sort in the order of the study."""
-        return shape_key(self.job.study, shape, self.job.replicate)
-
     def seed(self, shape: Shape, purpose: str) -> int:
         """A seed for one shape, replicate and purpose."""
         return zlib.crc32(f"{rules.SEED} {shape} {self.job.replicate} {purpose}".encode())
@@ -97,7 +87,8 @@ class Subject:
     Attributes:
         place: the key of the shape.
         limit_s: how long one of its steps may take, such as a check or a sample.
-        details: results of the preparation: kernels, peak memory, resources, warm-up.
+        details: columns of the table ``cases`` from the preparation, before which they are those of `UNPREPARED`.
+        needs: columns of the table ``resources``, for a kernel of the ladder.
         earlier: fingerprints of the outputs that the gate has already seen.
     """
 
@@ -107,7 +98,8 @@ class Subject:
     reason: str = ""
     place: str = ""
     limit_s: float = math.inf
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Row = field(default_factory=lambda: dict(UNPREPARED))
+    needs: Row = field(default_factory=dict)
     earlier: set[bytes] = field(default_factory=set)
 
     @classmethod
@@ -131,10 +123,6 @@ class Subject:
         """Stop measuring the subject at this shape, with a status and a reason."""
         self.status, self.reason = status, reason
 
-    def takes(self, call_s: float) -> None:
-        """Extend the time limit of a step by the time of many calls that take `call_s` each."""
-        self.limit_s += STEP_CALLS * call_s
-
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context in which the implementation runs and is watched; raises Broken if it replaced parts of a clock."""
@@ -151,16 +139,10 @@ class Subject:
         try:
             with self.running():
                 return attempt(selected)
-        except Unsupported as error:
-            self.drop(SKIPPED, str(error))
-        except OutOfMemory as error:
-            self.drop(OUT_OF_MEMORY, str(error))
-        except Broken as error:
-            self.drop(FAILED, str(error))
         except Exception as error:
             if fatal(error) or isinstance(error, UserError):
                 raise
-            self.drop(FAILED, raised(error))
+            self.drop(STATUSES.get(type(error), FAILED), raised(error))
         return None
 
 
@@ -173,7 +155,14 @@ def alive(subjects: Iterable[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.alive]
 
 
-def drop_all(subjects: Iterable[Subject], what: str, error: OutOfMemory) -> None:
-    """Drop all subjects at a shape whose inputs don't fit into memory."""
-    for subject in alive(subjects):
-        subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")
+@contextmanager
+def unless_refused(subjects: Iterable[Subject], what: str) -> Iterator[None]:
+    """A context for work that all of these subjects need; if it is refused or lacks memory, they are dropped."""
+    try:
+        yield
+    except Unsupported as error:
+        for subject in alive(subjects):
+            subject.drop(SKIPPED, str(error))
+    except OutOfMemory as error:
+        for subject in alive(subjects):
+            subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")

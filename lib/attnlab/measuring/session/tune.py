@@ -95,11 +95,7 @@ fastest, if the other needs 2 rounds of the device there instead of 1."""
 class Finalists:
     """The kernels whose tiles are candidates: those of this architecture alone; if there are none, all.
 
-    Args:
-        multiprocessors: the number that the device has.
-
-    Attributes:
-        out: the tiles that failed, each by its name and head_dim. They are no longer candidates.
+    The tiles that failed are no longer candidates: `out` has each by its name and head_dim.
     """
 
     def __init__(self, every: tuple[Rung, ...], device: torch.device, multiprocessors: int) -> None:
@@ -124,7 +120,7 @@ class Finalists:
         windows.draw(_seed(shape, "checked"))
         served = [(rung, tile, rungs.pinned(rung, tile)) for rung, tile in self.tiles(shape)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
-        subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
+        subjects = [Subject(called, Case.of(called, windows)) for *_, called in there]
         right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
         pool: Any = torch.cuda.graph_pool_handle()
         for subject in right:
@@ -174,8 +170,7 @@ def _compile(rung: Rung, tile: Tile, shape: Shape) -> None:
 def tune() -> Path:
     """Choose the fastest tiles at each of `SHAPES`, and write the choices after each shape; returns their file.
 
-    Raises:
-        UserError: there is no NVIDIA GPU, no kernel could be timed on it, or the GPU failed.
+    Raises UserError: there is no NVIDIA GPU, no kernel could be timed on it, or the GPU failed.
     """
     if not torch.cuda.is_available():
         raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")

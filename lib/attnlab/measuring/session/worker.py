@@ -6,7 +6,6 @@ A run takes the panel of clocks, the loads and the counters once, each on one ca
 import sys
 import time
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from attnlab.base.errors import Outdated, UserError
 from attnlab.measuring.clocks import cuda_events
 from attnlab.measuring.instruments import counters, devices, environment, telemetry
 from attnlab.measuring.instruments.telemetry import Telemetry
-from attnlab.measuring.session import ceilings, estimate, load, panel, requests
+from attnlab.measuring.session import ceilings, estimate, panel, requests
 from attnlab.measuring.session.cases import measure_shape
 from attnlab.measuring.session.subject import STREAM_PART, Job, Session
 from attnlab.measuring.subjects import registry
@@ -63,11 +62,6 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     return found, total_s
 
 
-def parts(study: Study) -> Sequence[str]:
-    """The parts that a run of a study on GPUs takes once."""
-    return ONCE if study.panel else ONCE[-1:]
-
-
 def take(job: Job) -> dict[str, str]:
     """Take the parts of a job that a run still lacks; for counters, returns the manifest's entry on the profile.
 
@@ -80,8 +74,8 @@ def take(job: Job) -> dict[str, str]:
         return counters.take(job.run, job.study, job.device)
     if job.part in ONCE:
         device = torch.device(job.device)
-        environment.lock_as_begun(job.run, job.environment, device)
-        (panel if job.part == "panel" else load).take(job.run, job.study, device)
+        environment.lock_as_begun(job.run, device)
+        (panel.take if job.part == "panel" else panel.take_loads)(job.run, job.study, device)
     else:
         measure(job)
     return {}
@@ -92,7 +86,7 @@ def measure(job: Job) -> None:
     started = time.monotonic()
     require_unchanged(job.study, read.read_manifest(job.run))
     device = torch.device(job.device)
-    environment.lock_as_begun(job.run, job.environment, device)
+    environment.lock_as_begun(job.run, device)
     captured.use(job.study)
     session = Session(job, device, Telemetry(device), started)
     row = {

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from attnlab.measuring.subjects.implementation import Implementation
 from attnlab.measuring.subjects.inputs import Windows
-from attnlab.study.shapes import Shape
 
 Output = Tensor | tuple[Tensor, ...]
 Call = Callable[[], Output]
@@ -51,9 +50,9 @@ class Case:
     refresh: Callable[[], None] = lambda: None
 
     @classmethod
-    def of(cls, implementation: Implementation, windows: Windows, shape: Shape) -> "Case":
+    def of(cls, implementation: Implementation, windows: Windows) -> "Case":
         """An implementation, bound to inputs; raises as `Implementation.on`."""
-        on, refresh = implementation.on(windows, shape)
+        on, refresh = implementation.on(windows)
         return cls(on(0), implementation.selected, windows=windows, on=on, refresh=refresh)
 
     def calls(self, count: int) -> list[Call]:

@@ -50,11 +50,7 @@ class NamedAttention:
 
 @dataclass(frozen=True)
 class LadderKernel:
-    """A kernel of the ladder, possibly with a changed tile or source.
-
-    Attributes:
-        name: ``kernel.<rung>`` if nothing was changed, else empty.
-    """
+    """A kernel of the ladder. Its name is ``kernel.<rung>``, or empty if its tile or source was changed."""
 
     rung: Rung
     name: str = ""
@@ -75,8 +71,7 @@ class LadderKernel:
     def resources(self, shape: Shape) -> pd.DataFrame:
         """The compiler's report on the instance for a shape, a row for each architecture: `Instance.needs`.
 
-        Raises:
-            UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
+        Raises UserError: it serves no such shape, doesn't compile, or NVRTC is not installed.
         """
         tile = next(iter(self.rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal)), None)
         if not tile or shape.dtype not in self.rung.dtypes:
@@ -129,8 +124,10 @@ class SourceKernel:
         addresses = [np.uint64(tensor.data_ptr()) for tensor in (q, k, v, output)]
         given = (*addresses, np.int32(batch * heads), np.int32(seq_len), np.float32(scale or head_dim**-0.5))
         with torch.cuda.device(q.device):
-            launch, stream = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
-            with stream(torch.cuda.current_stream().cuda_stream):
+            launch = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
+            from cupy.cuda import Stream
+
+            with Stream.from_external(torch.cuda.current_stream()):
                 launch(self._grid(shape), (self.threads,), given, shared_mem=self.shared_bytes)
         return output
 
@@ -249,12 +246,10 @@ def _architecture() -> str:
 
 
 @lru_cache(64)
-def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> tuple[Any, Callable[[int], Any]]:
-    """A source's kernel for the current device, whose number is `device`; and CuPy's stream for torch's by address."""
+def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> Any:
+    """A source's kernel for the current device, whose number is `device`."""
     shown = lambda log: f"the source does not compile: {'; '.join(nvrtc.errors(log)[: nvrtc.SHOWN])}"  # noqa: E731
     (function,) = rungs.functions(source, [expression], _architecture(), shown)
-    from cupy.cuda import ExternalStream, Stream
-
     if shared_bytes > function.max_dynamic_shared_size_bytes:
         function.max_dynamic_shared_size_bytes = shared_bytes
-    return function, lambda address: ExternalStream(address) if address else Stream.null
+    return function

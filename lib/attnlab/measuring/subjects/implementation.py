@@ -20,7 +20,6 @@ from attnlab.study.shapes import Shape
 T = TypeVar("T")
 Attention = Callable[..., Tensor]
 """``(q, k, v, causal) -> o``. Functions of the registry also take the keyword `scale`, the factor of the scores."""
-Ragged = Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor]
 Tensors = tuple[Tensor, ...]
 # In this logger, torch says why a backend doesn't take nested tensors.
 NESTED = "torch.nested._internal.sdpa"
@@ -67,8 +66,7 @@ class Numbers:
     ) -> Tensors:
         """The outputs of `attention`, which is composed of torch operations, so that errors are the framework's own.
 
-        Args:
-            compared: the numbers, or those of the compared `heads`; these are numbered over all batches.
+        It gets the numbers, or those of the compared `heads`; these are numbered over all batches.
         """
         return computed(attention, compared, causal, scale)
 
@@ -112,7 +110,7 @@ class Implementation:
     call: Attention
     selected: Callable[[], AbstractContextManager[object]] = nullcontext
     resources: Callable[..., dict[str, Any]] | None = None
-    ragged: Ragged | None = None
+    ragged: Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor] | None = None
     differentiable: bool = True
     repeats: bool = False
     operands: Operands = Operands()
@@ -135,17 +133,16 @@ class Implementation:
             return partial(ragged, q, k, v, shape.causal, shape.sequences)
         return partial(call, *given, shape.causal)
 
-    def on(self, windows: Any, shape: Shape) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
+    def on(self, windows: Any) -> tuple[Callable[[int], Callable[[], Any]], Callable[[], None]]:
         """A function that returns the call on a window of `inputs.Windows`, and one that updates calls to new values.
 
-        Raises:
-            Unsupported: it can't be called on such windows.
+        Raises Unsupported: it can't be called on such windows.
         """
         bound: dict[int, Callable[[], Any]] = {}
 
         def call(window: int) -> Callable[[], Any]:
             if window not in bound:
-                bound[window] = self.bound(windows[window], shape)
+                bound[window] = self.bound(windows[window], windows.shape)
             return bound[window]
 
         def refresh() -> None:
@@ -289,7 +286,9 @@ def fatal(error: BaseException) -> bool:
 
 
 def raised(error: BaseException) -> str:
-    """An exception in one line of at most `LONGEST_REASON` characters."""
+    """The message of an error of this module, else an exception in one line of at most `LONGEST_REASON` characters."""
+    if isinstance(error, Unsupported | OutOfMemory | Broken):
+        return str(error)
     return short(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 

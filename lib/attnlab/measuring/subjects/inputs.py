@@ -38,16 +38,12 @@ class Windows:
     Neighbouring windows share nearly all of their memory, so that all fit into a cache if one does. Windows after the
     first, 0, are shifted in Q or in K by a number of heads.
 
-    Args:
-        count: the number of windows.
-
     Attributes:
         memory: Q, K and V of all windows, in training also the gradient of O, each ``(heads, rows, head_dim)``; if
-            `by_token`, a head has one row.
+            the shape is `by_token`, a head has one row.
         kept: objects that implementations made from the inputs.
 
-    Raises:
-        Unsupported: the captured values don't fit this shape.
+    Raises Unsupported: the captured values don't fit this shape.
     """
 
     def __init__(self, shape: Shape, device: torch.device, count: int = 1) -> None:
@@ -83,7 +79,7 @@ class Windows:
             memory, self.memory, heads, elements, (queries, keys, 0, 0), strict=False
         ):
             part = whole[begin : begin + size // own[0].numel()]
-            if self.by_token:
+            if self.shape.by_token:
                 sequences = 1 if shape.ragged else shape.batch
                 found.append(part.view(sequences, -1, count, shape.head_dim).transpose(1, 2))
             else:
@@ -104,7 +100,7 @@ class Windows:
         queries *= LOGITS
         if self._kind == CONSTANT_ROWS:  # the keys of each head are equal
             of_head = torch.arange(len(keys), device=keys.device) % self.shape.kv_heads
-            keys.copy_(keys[of_head] if self.by_token else keys[:, :1].clone())
+            keys.copy_(keys[of_head] if self.shape.by_token else keys[:, :1].clone())
 
     def bits(self) -> list[int]:
         """The sum of the words of each tensor's memory, in which a change shows."""
@@ -121,7 +117,7 @@ class Windows:
         """
         kept = 0 if self._kind in EXTREMES else drawn.structured(self._kind, self.shape.head_dim)
         queries, keys, values, *gradients = self.memory
-        if self.by_token:
+        if self.shape.by_token:
             values = values.view(-1, self.shape.kv_heads, self.shape.head_dim).transpose(0, 1)
         memories = [queries, keys, values, *gradients]
         each = zip(memories, self._signs, (kept, kept, 0, 0), strict=False)
@@ -139,17 +135,12 @@ class Windows:
         shape = self.shape
         queries = (shape.batch * shape.heads, shape.seq_len, shape.head_dim)
         values = (shape.batch * shape.kv_heads, shape.kv_len, shape.head_dim)
-        if self.by_token:
+        if self.shape.by_token:
             each = shape.query_elements, shape.key_elements
             queries, values = ((elements // shape.head_dim, 1, shape.head_dim) for elements in each)
         further = tuple(windows * self._step for windows in ((self._count - 1) // 2 * self._shared, self._count // 2))
         windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
         return [*windowed, values] + ([queries] if shape.trains else [])
-
-    @property
-    def by_token(self) -> bool:
-        """Whether the heads of a token are next to each other."""
-        return self.shape.by_token
 
     def _described(self, generator: torch.Generator) -> Memory:
         shape, device = self.shape, self.memory[0].device
@@ -160,13 +151,13 @@ class Windows:
             self.memory, (queries, (shape.kv_heads, shape.kv_len, 0)), strict=False
         ):
             index = torch.arange(len(memory), device=device)
-            heads.append(index % count if self.by_token else index)
+            heads.append(index % count if self.shape.by_token else index)
             if shape.ragged:
                 of_token = index // count % shape.tokens
                 each = torch.tensor(shape.sequences, device=device)
                 lengths = each.repeat_interleave(each)[of_token, None]
                 rows = torch.cat([torch.arange(one, device=device) for one in shape.sequences])[of_token, None]
-            elif self.by_token:
+            elif self.shape.by_token:
                 rows = (index // count % length)[:, None]
             else:
                 rows = torch.arange(length, device=device)[None]
@@ -191,8 +182,7 @@ def draw(shape: Shape, seed: int, device: torch.device, kind: str = "") -> Input
     transposed as the shape's layout says. If lengths are unequal, all are views ``(1, heads, tokens, head_dim)`` of
     memory in which the heads of a token are adjacent.
 
-    Raises:
-        Unsupported: the captured values don't fit this shape.
+    Raises Unsupported: the captured values don't fit this shape.
     """
     windows = Windows(shape, device)
     windows.draw(seed, kind)

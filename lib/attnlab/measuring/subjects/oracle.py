@@ -59,10 +59,8 @@ def gradients(
 ) -> tuple[Tensor, ...]:
     """dQ, dK and dV of `composed` from single operations in the dtype of the inputs, and the log-sum-exp of each row.
 
-    dS is P∘(dO·Vᵀ - D), as in kernels: D is the row sum of dO∘O, in float32 or better, with O in its own dtype.
-
-    Args:
-        dout: the gradient of the output, with the shape of Q.
+    dS is P∘(dO·Vᵀ - D), as in kernels: D is the row sum of dO∘O, in float32 or better, with O in its own dtype. The
+    gradient of the output, `dout`, has the shape of Q.
     """
     seq_len, kv_len, shared = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     factor, wide = scale or 1 / math.sqrt(q.shape[3]), torch.promote_types(q.dtype, torch.float32)

@@ -36,8 +36,7 @@ _KNOWN = REGISTRY | {subject.name: subject for subject in fp8.SUBJECTS}
 def find(name: str) -> Implementation:
     """The implementation that a run calls `name`: one that a study names, or the control of its baseline.
 
-    Raises:
-        UserError: the name is that of a kernel that the ladder lacks, or of a user's function that can't be called.
+    Raises UserError: the name is that of a kernel that the ladder lacks, or of a user's function that can't be called.
     """
     if implementations.is_control(name):
         return replace(find(implementations.under_control(name)), name=name)
@@ -55,8 +54,7 @@ def find(name: str) -> Implementation:
 def _own(name: str) -> Implementation:
     """The user's function that a study calls ``python.<module>.<function>``.
 
-    Raises:
-        UserError: it doesn't exist, isn't a function, or doesn't take ``(q, k, v, causal, scale)``.
+    Raises UserError: it doesn't exist, isn't a function, or doesn't take ``(q, k, v, causal, scale)``.
     """
     _, function = callables.parts(name)
     where = f"{name}: {paths.shown(callables.file(name))}"

@@ -29,21 +29,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = No
 
 def function_for(attn_mask: Any, otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function that computes with this mask: for a `CausalBias` its own, which works within `attnlab.attention`."""
-    return _by_bias if isinstance(attn_mask, CausalBias) else otherwise
 
+    def by_bias(*given: Any, **stated: Any) -> Tensor:  # it has to be asked by the function that is in its place now
+        return handle_torch_function(F.scaled_dot_product_attention, (attn_mask,), *given, **stated)
 
-def _by_bias(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **others: Any,
-) -> Tensor:
-    """PyTorch's function with a `CausalBias`, which has to be asked by the function that is in its place now."""
-    given = (q, k, v, attn_mask, dropout_p, is_causal)
-    return handle_torch_function(F.scaled_dot_product_attention, (attn_mask,), *given, **others)
+    return by_bias if isinstance(attn_mask, CausalBias) else otherwise
 
 
 def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
@@ -101,17 +91,14 @@ class PaddedCall:
             self._mask = self._mask & ~masked(self._longest, self._longest, device)
         q = given[0]
         self._padded = [q.new_zeros(len(sequences) * self._longest, *q.shape[1::2]) for _ in given]
-        self._is_padded = False
+        self.refresh()
 
     def refresh(self) -> None:
         """Pad the current values."""
         for padded, packed in zip(self._padded, of_each_head(*self._given), strict=True):
             padded[self._rows] = packed[0].transpose(0, 1)
-        self._is_padded = True
 
     def __call__(self) -> Tensor:
-        if not self._is_padded:
-            self.refresh()
         q, k, v = (tensor.unflatten(0, (-1, self._longest)).transpose(1, 2) for tensor in self._padded)
         output = scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
         return output.transpose(1, 2).flatten(0, 1)[self._rows].transpose(0, 1).unsqueeze(0)
