@@ -124,10 +124,8 @@ class SourceKernel:
         addresses = [np.uint64(tensor.data_ptr()) for tensor in (q, k, v, output)]
         given = (*addresses, np.int32(batch * heads), np.int32(seq_len), np.float32(scale or head_dim**-0.5))
         with torch.cuda.device(q.device):
-            launch = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
-            from cupy.cuda import Stream
-
-            with Stream.from_external(torch.cuda.current_stream()):
+            launch, stream = _launchable(self.source, self._expression(shape), self.shared_bytes, q.get_device())
+            with stream(torch.cuda.current_stream().cuda_stream):
                 launch(self._grid(shape), (self.threads,), given, shared_mem=self.shared_bytes)
         return output
 
@@ -246,10 +244,12 @@ def _architecture() -> str:
 
 
 @lru_cache(64)
-def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> Any:
-    """A source's kernel for the current device, whose number is `device`."""
+def _launchable(source: str, expression: str, shared_bytes: int, device: int) -> tuple[Any, Callable[[int], Any]]:
+    """A source's kernel for the current device, whose number is `device`; and CuPy's stream for torch's by address."""
     shown = lambda log: f"the source does not compile: {'; '.join(nvrtc.errors(log)[: nvrtc.SHOWN])}"  # noqa: E731
     (function,) = rungs.functions(source, [expression], _architecture(), shown)
+    from cupy.cuda import ExternalStream, Stream
+
     if shared_bytes > function.max_dynamic_shared_size_bytes:
         function.max_dynamic_shared_size_bytes = shared_bytes
-    return function
+    return function, lambda address: ExternalStream(address) if address else Stream.null
