@@ -21,8 +21,9 @@
 // Gained  in run h200-2026-12-01-ragged, over flash-attn-4 by the slowest and fastest values: 1.20 to 1.36x at 32 sequences of 73 to
 //         1,886 tokens (D = 128, bf16), 1.45 to 1.73x at 64 of 10 to 2,048 (D = 64, fp16); over FlashInfer 1.17 to 1.20x, and 1.3 to
 //         1.5x.
-// Limits  equal lengths: 0.98 to 1.01 of rung 11's time at D = 128 without the mask. Under it 0.98 to 1.06, and 1.13 at 512 tokens.
-//         At D = 64 without it 1.06 to 1.22, under it 0.96 to 1.18, and 1.40 at 512. Pages of 16 keys cost 16 %, larger ones 11 %.
+// Limits  equal lengths: 0.98 to 1.01 of rung 11's time at D = 128 without the mask. Under it 0.98 to 1.06, and 1.11 to 1.14 at
+//         128 to 512 tokens. At D = 64 without it 1.06 to 1.22, under it 0.96 to 1.18, and 1.40 at 512. Pages of 16 keys cost 16 %,
+//         larger ones 11 %.
 //         A sequence with few queries and many keys is one CTA's for each head of K and V: rung 12 splits them.
 #include "lazy.cuh"
 #include "rows.cuh"
