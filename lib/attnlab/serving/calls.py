@@ -76,10 +76,7 @@ def again(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 
 def keep(key: Hashable, ready: Ready) -> Ready:
     """Keep the call of a layout by its `launch.layout`."""
-    if len(prepared) >= rungs.KEPT:
-        prepared.clear()
-    prepared[key] = ready
-    return ready
+    return rungs.keep(prepared, key, ready)
 
 
 def forget() -> None:

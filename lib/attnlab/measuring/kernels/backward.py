@@ -236,7 +236,7 @@ def backward(
 def _of_layout(given: Sequence[Tensor], causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """`backward`, by launches that are made once for a layout of its tensors, or for that of copies of them."""
     q, k, v, out, dout, lse = given
-    key = (*((x.shape, x.stride(), x.dtype, x.get_device()) for x in given), causal, scale)
+    key = launch.layout(q, k, v, causal, scale), launch.layout(out, dout, lse, causal, scale)
     launches = _PREPARED.get(key)
     if launches is None:
         if refused := unserved(q, k, v, causal, scale) or _refused(q, out, lse, dout):
@@ -244,20 +244,13 @@ def _of_layout(given: Sequence[Tensor], causal: bool, scale: float | None) -> tu
         if not any(map(maps.refusal, given[:5])) and lse.is_contiguous():
             factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
             with torch.cuda.device(q.device):
-                launches = _kept(key, _Launches(q, k, v, out, dout, causal, factor))
+                launches = rungs.keep(_PREPARED, key, _Launches(q, k, v, out, dout, causal, factor))
     if launches is None or any(x.data_ptr() % maps.ALIGNMENT for x in given[:5]):  # a sum's gradient has strides of 0
         return _of_layout((*map(_mappable, given[:5]), lse.contiguous()), causal, scale)
     if torch._C._cuda_getDevice() == q.get_device():
         return launches(q, k, v, out, lse, dout)
     with torch.cuda.device(q.device):
         return launches(q, k, v, out, lse, dout)
-
-
-def _kept(key: Hashable, launches: _Launches) -> _Launches:
-    if len(_PREPARED) >= rungs.KEPT:
-        _PREPARED.clear()
-    _PREPARED[key] = launches
-    return launches
 
 
 class LogSums(ctypes.Structure):
@@ -309,8 +302,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
         Unsupported: `kernel.lazy` doesn't serve such tensors.
     """
     try:
-        launch: Any = _forward_kernel().prepared(q, k, v, causal, scale).launch
-        found: tuple[Tensor, Tensor] = launch.with_sums(q, k, v)
+        prepared: Any = _forward_kernel().prepared(q, k, v, causal, scale).launch
+        found: tuple[Tensor, Tensor] = prepared.with_sums(q, k, v)
     except Unsupported:
         given = (q, k, v)
         q, k, v = map(_mappable, given)

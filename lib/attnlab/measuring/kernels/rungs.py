@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from attnlab.measuring.subjects.sdpa import offsets
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
+T = TypeVar("T")
 RAGGED, CACHES, FEW = (f"{ladder.PREFIX}{name}" for name in ("ragged", "caches", "few"))
 """The kernels of sequences of unequal lengths: of prompts, of few queries over caches, and these with any strides."""
 PAGE = 16
@@ -81,6 +82,14 @@ class Prepared:
     compiled: _Compiled
 
 
+def keep(prepared: dict[Hashable, T], key: Hashable, made: T) -> T:
+    """Keep a prepared call of a layout, at most `KEPT` at a time; returns the call."""
+    if len(prepared) >= KEPT:
+        prepared.clear()
+    prepared[key] = made
+    return made
+
+
 class Launcher(ABC):
     """A function that computes attention by a launch, which it prepares once for each layout of its tensors."""
 
@@ -110,10 +119,7 @@ class Launcher(ABC):
         return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
 
     def _keep(self, key: Hashable, made: Prepared) -> Prepared:
-        if len(self._prepared) >= KEPT:
-            self._prepared.clear()
-        self._prepared[key] = made
-        return made
+        return keep(self._prepared, key, made)
 
     def resources(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
         """The resources of the instance and the launch for these tensors: columns of the table ``resources``."""
@@ -151,14 +157,12 @@ class Kernel(Launcher):
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         dtype, tile = _served(self.rung, q, k, v, causal, scale)
         if k.shape[2] > q.shape[2]:
-            tile = self._for_caches(tile, causal)
+            tile = self._for_caches(tile, k.shape[2], causal)
         return self._ready(dtype, tile, q, k, v, causal, scale)
 
-    def _for_caches(self, tile: Tile, causal: bool) -> Tile:
-        same = (
-            each for each in self.rung.tiles if each.head_dim == tile.head_dim and ladder.MASKS[causal] in each.masks
-        )
-        return next((each for each in same if each.for_caches), tile)
+    def _for_caches(self, tile: Tile, keys: int, causal: bool) -> Tile:
+        tiles = self.rung.tiles_for(tile.head_dim, keys, causal)
+        return next((each for each in tiles if each.for_caches), tile)
 
     def packed(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         """The launch for packed sequences ``(1, heads, tokens, head_dim)``, made once for any number of tokens."""
@@ -178,7 +182,8 @@ class Kernel(Launcher):
         if not pages or k.shape[2] % PAGE or any(map(maps.refusal, (q, k, v))):
             raise Unsupported(f"{self.rung.name} takes pages of {PAGE} keys or a multiple, in rows of 16 bytes")
         dtype, tile = _served(self.rung, q[:1], k[:1], v[:1], causal, scale)
-        return self._keep(key, self._ready(dtype, self._for_caches(tile, causal), q, k, v, causal, scale, pages))
+        tile = self._for_caches(tile, k.shape[2], causal)
+        return self._keep(key, self._ready(dtype, tile, q, k, v, causal, scale, pages))
 
     def _ready(
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, pages: int = 0
