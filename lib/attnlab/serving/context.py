@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.autograd import forward_ad
-from torch.compiler import assume_constant_result
+from torch.compiler import assume_constant_result, is_compiling
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
@@ -33,6 +33,11 @@ def asks_for_sdpa() -> bool:
         return not chooses
     # A default device is a mode too, which doesn't affect attention.
     return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
+
+
+def is_watched() -> bool:
+    """Whether torch.compile, or a mode that counts or traces, has to see operators in place of kernels."""
+    return is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
